@@ -1,0 +1,9 @@
+// tconv: transposed convolution, forward and backward. See docs/design.md.
+#pragma once
+
+#include "tconv/error.h"
+#include "tconv/explain.h"
+#include "tconv/info.h"
+#include "tconv/phases.h"
+#include "tconv/plan.h"
+#include "tconv/problem.h"

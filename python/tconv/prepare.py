@@ -1,0 +1,94 @@
+"""Compiling ahead: what the first call would otherwise do, done before it matters (CUDA Graph capture, serving)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+import torch
+
+from tconv.explain import operator_arguments
+from tconv.problems import Problem
+from tconv.terminal import make_progress
+
+
+def prepare(model: torch.nn.Module, *example: Any, **keywords: Any) -> None:
+    """Plans and compiles every layer that `model(*example, **keywords)` reaches, by running it once.
+
+    The model runs without gradients and in evaluation mode, so that no running statistics change; each module's own
+    mode is restored afterwards. Tensors of the example must be on the device, and of the sizes and dtype, that will be
+    used later. Afterwards a forward call with these sizes compiles nothing.
+    """
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(*example, **keywords)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    finally:
+        for module in training:
+            module.training = True
+
+
+def prepare_problems(
+    problems: Sequence[Problem], *, device: str, dtype: str, strict: bool, channels_last: bool, bias: bool
+) -> int:
+    """Compiles the forward kernels of problems, many at a time; returns the exit code of `python -m tconv prepare`."""
+    if not torch.cuda.is_available():
+        print(
+            "tconv prepare: this machine has no GPU that PyTorch can use, so there is nothing to compile "
+            "(CPU kernels are ready as installed)",
+            file=sys.stderr,
+        )
+        return 1
+    torch.backends.cudnn.allow_tf32 = not strict
+
+    def ready(problem: Problem) -> str:
+        begin = time.perf_counter()
+        try:
+            _prepare_problem(problem, device=device, dtype=dtype, strict=strict, channels_last=channels_last, bias=bias)
+        except RuntimeError as error:
+            return f"failed: {str(error).splitlines()[0]}"
+        return f"ready ({time.perf_counter() - begin:.2f} s)"
+
+    failed = 0
+    with make_progress(len(problems), sys.stderr) as line, ThreadPoolExecutor() as pool:
+        line.start("compiling")
+        waiting = {pool.submit(ready, problem): problem.name for problem in problems}
+        for done in as_completed(waiting):
+            failed += done.result().startswith("failed")
+            line.finish(f"{waiting[done]}: {done.result()}")
+    print(f"prepared {len(problems) - failed} of {len(problems)} problems")
+    return 1 if failed else 0
+
+
+def _prepare_problem(
+    problem: Problem, *, device: str, dtype: str, strict: bool, channels_last: bool, bias: bool
+) -> None:
+    if problem.input_strides is None and problem.weight_strides is None:
+        arguments = operator_arguments(
+            problem,
+            dtype=dtype,
+            device=device,
+            direction="forward",
+            bias=bias,
+            channels_last=channels_last,
+            precision="strict" if strict else "tf32",
+        )
+        torch.ops.tconv._prepare(*arguments)
+        return
+    # The operator above knows densely packed tensors only; strides of a model's own are met by a call.
+    import tconv
+
+    functions = {1: tconv.conv_transpose1d, 2: tconv.conv_transpose2d, 3: tconv.conv_transpose3d}
+    make: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": torch.device(device)}
+    x = problem.make_input(**make, channels_last=channels_last)
+    weight = problem.make_weight(**make, channels_last=channels_last)
+    bias_tensor = problem.make_bias(**make) if bias else None
+    with torch.no_grad():
+        functions[problem.rank](x, weight, bias_tensor, **problem.arguments())
+    torch.cuda.synchronize(device)

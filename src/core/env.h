@@ -1,0 +1,21 @@
+// Every environment variable is read here, once per process.
+#pragma once
+
+#include <string>
+
+namespace tconv {
+
+struct Env {
+  std::string force;            // TCONV_FORCE: the only kernel family that may be chosen
+  std::string cache_directory;  // TCONV_CACHE_DIR, else $XDG_CACHE_HOME/tconv, else ~/.cache/tconv
+  std::string nvrtc;            // TCONV_NVRTC: path of the NVRTC library to open
+  std::string cuda_home;        // CUDA_HOME, else CUDA_PATH: a CUDA toolkit that may bring NVRTC
+  int log_level = 0;            // TCONV_LOG: 0 nothing, 1 plans and compilations, 2 every call
+};
+
+const Env& env();
+
+// Writes one line to standard error when TCONV_LOG is at least `level`.
+void log(int level, const std::string& line);
+
+}  // namespace tconv

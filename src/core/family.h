@@ -1,0 +1,65 @@
+// A kernel family: one way to compute some of the problems. Each backend keeps an ordered list of them.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tconv/plan.h"
+
+namespace tconv {
+
+// What a planner may know of a device. A planner makes no call to the device itself, so that it can be tested without one.
+struct DeviceProperties {
+  Device device;
+  std::string name;
+
+  // CPU
+  int threads = 1;
+
+  // GPU
+  int arch = 0;  // 80, 86, 89, 90, 100, 120
+  int multiprocessors = 1;
+  std::size_t shared_bytes_per_block = 0;  // the opt-in limit
+  std::size_t shared_bytes_per_multiprocessor = 0;
+  double bandwidth = 0;  // bytes per second, copy
+  double fp32_rate = 0;  // multiply-adds and adds counted apart, per second, CUDA cores
+  double tf32_rate = 0;  // tensor cores; fp16 and bf16 run at twice this rate
+};
+
+// A family's answer: a kernel, or the reason why it declines.
+struct Proposal {
+  std::shared_ptr<const Kernel> kernel;
+  std::size_t workspace_bytes = 0;
+  double expected_seconds = 0;
+  std::string declined;
+
+  static Proposal decline(std::string reason) {
+    Proposal proposal;
+    proposal.declined = std::move(reason);
+    return proposal;
+  }
+};
+
+struct Family {
+  std::string_view name;  // the word that TCONV_FORCE takes
+  Proposal (*propose)(const Problem& problem, const DeviceProperties& device);
+};
+
+// Asks every family in turn and keeps the first that accepts or, where families state expected times, the fastest.
+// Pure: no device call, no environment.
+Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span<const Family> families,
+               std::string_view force);
+
+namespace cpu {
+std::span<const Family> families();
+DeviceProperties properties();
+}  // namespace cpu
+
+namespace cuda {
+std::span<const Family> families();
+DeviceProperties properties(int index);  // Error when the device can't be used, saying why
+}  // namespace cuda
+
+}  // namespace tconv

@@ -1,0 +1,172 @@
+#include "tconv/plan.h"
+
+#include <cstdio>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "core/env.h"
+#include "core/family.h"
+#include "tconv/error.h"
+
+namespace tconv {
+namespace {
+
+struct PlanKey {
+  Problem problem;
+  Device device;
+  std::string force;
+
+  bool operator==(const PlanKey&) const = default;
+};
+
+struct PlanKeyHash {
+  std::size_t operator()(const PlanKey& key) const {
+    return hash_of(key.problem) ^ (static_cast<std::size_t>(key.device.backend) << 8U) ^
+           (static_cast<std::size_t>(key.device.index) << 16U) ^ std::hash<std::string>{}(key.force);
+  }
+};
+
+// Plans are small; a program that meets more shapes than this starts over rather than growing without end.
+constexpr std::size_t kMostCachedPlans = 4096;
+
+struct PlanCache {
+  std::shared_mutex mutex;
+  std::unordered_map<PlanKey, std::shared_ptr<const Plan>, PlanKeyHash> plans;
+};
+
+PlanCache& plan_cache() {
+  static PlanCache cache;
+  return cache;
+}
+
+// A stride of zero in the tensor that is written would make several results one element. It is a rule of plans and not
+// of problems, so that a problem can be validated before its strides are known. Other overlaps are the caller's to
+// avoid.
+void require_no_overlap(const Problem& problem) {
+  const auto check = [](const Sizes& sizes, const Strides& strides) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] > 1 && strides[i] == 0) throw Error("a tensor that is written must have no stride of 0, got 0");
+    }
+  };
+  switch (problem.direction) {
+    case Direction::forward: return check(problem.output_sizes(), problem.output_strides);
+    case Direction::grad_input: return check(problem.input_sizes(), problem.input_strides);
+    case Direction::grad_weight: return check(problem.weight_sizes(), problem.weight_strides);
+    case Direction::grad_bias: return;
+  }
+  throw Error("unknown direction " + std::to_string(static_cast<int>(problem.direction)));
+}
+
+std::span<const Family> families_of(Backend backend) {
+  return backend == Backend::cpu ? cpu::families() : cuda::families();
+}
+
+void require_empty(std::int64_t elements, const char* name) {
+  if (elements > 0) throw Error(std::string("the ") + name + " must be given for this problem, got a null pointer");
+}
+
+// A null pointer is right only for a tensor that has no element or that the direction leaves alone.
+void require_buffers(const Plan& plan, const Buffers& buffers) {
+  const Problem& problem = plan.problem;
+  const bool bias_only = problem.direction == Direction::grad_bias;
+  const bool bias = bias_only || (problem.direction == Direction::forward && problem.bias);
+  if (buffers.input == nullptr && !bias_only) require_empty(element_count(problem.input_sizes()), "input");
+  if (buffers.weight == nullptr && !bias_only) require_empty(element_count(problem.weight_sizes()), "weight");
+  if (buffers.bias == nullptr && bias) require_empty(problem.out_channels, "bias");
+  if (buffers.output == nullptr) require_empty(element_count(problem.output_sizes()), "output");
+  if (buffers.workspace == nullptr && plan.workspace_bytes > 0) require_empty(1, "workspace");
+}
+
+std::string format_seconds(double seconds) {
+  char text[32];
+  if (seconds < 1e-3) {
+    std::snprintf(text, sizeof text, "%.1f us", seconds * 1e6);
+  } else {
+    std::snprintf(text, sizeof text, "%.3f ms", seconds * 1e3);
+  }
+  return text;
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span<const Family> families,
+               std::string_view force) {
+  Plan plan;
+  plan.problem = problem;
+  plan.device = device.device;
+  bool known = force.empty();
+  for (const Family& family : families) {
+    if (!force.empty() && family.name != force) {
+      plan.declined.push_back({std::string(family.name), "only " + std::string(force) + " is allowed (forced)"});
+      continue;
+    }
+    known = true;
+    Proposal proposal = family.propose(problem, device);
+    if (proposal.kernel == nullptr) {
+      plan.declined.push_back({std::string(family.name), proposal.declined});
+      continue;
+    }
+    if (plan.kernel != nullptr) {
+      const bool faster = proposal.expected_seconds > 0 && proposal.expected_seconds < plan.expected_seconds;
+      const std::string loser = faster ? plan.family : std::string(family.name);
+      const double loser_seconds = faster ? plan.expected_seconds : proposal.expected_seconds;
+      plan.declined.push_back({loser, loser_seconds > 0 ? "expected to take " + format_seconds(loser_seconds)
+                                                        : "an earlier family takes the problem"});
+      if (!faster) continue;
+    }
+    plan.family = family.name;
+    plan.kernel = std::move(proposal.kernel);
+    plan.workspace_bytes = proposal.workspace_bytes;
+    plan.expected_seconds = proposal.expected_seconds;
+  }
+  if (plan.kernel == nullptr) {
+    std::string message =
+        known ? "no kernel family takes the problem " + to_string(problem)
+              : "the forced kernel family must be one of those below, got \"" + std::string(force) + "\"";
+    for (const Declined& declined : plan.declined) message += "\n  " + declined.family + ": " + declined.reason;
+    throw Error(message);
+  }
+  return plan;
+}
+
+std::shared_ptr<const Plan> plan(const Problem& problem, const Device& device, std::string_view force) {
+  const PlanKey key{problem, device, std::string(force.empty() ? std::string_view(env().force) : force)};
+  PlanCache& cache = plan_cache();
+  {
+    const std::shared_lock lock(cache.mutex);
+    if (const auto found = cache.plans.find(key); found != cache.plans.end()) return found->second;
+  }
+  validate(problem);
+  require_no_overlap(problem);
+  const DeviceProperties properties =
+      device.backend == Backend::cpu ? cpu::properties() : cuda::properties(device.index);
+  auto made = std::make_shared<const Plan>(make_plan(problem, properties, families_of(device.backend), key.force));
+  log(1, to_string(*made));
+  const std::unique_lock lock(cache.mutex);
+  if (cache.plans.size() >= kMostCachedPlans) cache.plans.clear();
+  return cache.plans.emplace(key, std::move(made)).first->second;
+}
+
+std::vector<std::string> families(Backend backend) {
+  std::vector<std::string> names;
+  for (const Family& family : families_of(backend)) names.emplace_back(family.name);
+  return names;
+}
+
+void run(const Plan& plan, const Buffers& buffers, const Execution& execution) {
+  require_buffers(plan, buffers);
+  plan.kernel->run(buffers, execution);
+}
+
+std::string to_string(const Plan& plan) {
+  std::string text = to_string(plan.problem) + " on " + (plan.device.backend == Backend::cpu ? "cpu" : "cuda:") +
+                     (plan.device.backend == Backend::cpu ? "" : std::to_string(plan.device.index)) + ": " +
+                     plan.family;
+  if (const std::string details = plan.kernel->describe(); !details.empty()) text += " (" + details + ")";
+  if (plan.workspace_bytes > 0) text += ", workspace " + std::to_string(plan.workspace_bytes) + " bytes";
+  if (plan.expected_seconds > 0) text += ", expected " + format_seconds(plan.expected_seconds);
+  return text;
+}
+
+}  // namespace tconv

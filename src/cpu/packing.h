@@ -1,0 +1,149 @@
+// Moving tiles between tensors of any strides and element type and the packed lines that the inner loops read.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "cpu/simd.h"
+#include "cpu/tile.h"
+#include "tconv/problem.h"
+
+namespace tconv::cpu {
+
+// A tensor [batch, channel, depth, height, width] of which a block of channels is used.
+template <typename E>
+struct View {
+  E* data;  // first channel of the block
+  Strides strides;
+  std::int64_t channels;
+
+  // Whether neighbouring channels lie closer together than neighbours in a row.
+  bool channels_first() const { return std::abs(strides[1]) < std::abs(strides[4]); }
+};
+
+// The cells of a tile that exist in a tensor, as runs that are equally spaced both in the tensor and along the line.
+class Runs {
+ public:
+  struct Run {
+    std::int64_t tensor = 0;  // where it begins
+    std::int64_t line = 0;
+  };
+
+  // Position c of each axis of the tile, 0 <= c < extent, stands for position base + c of the lattice.
+  Runs(const Tiling& tiling, const Tile& tile, const std::array<Lattice, kSpatialAxes>& lattice, const Triple& base,
+       const Triple& extent, const Strides& strides) {
+    std::array<Steps, 1 + kSpatialAxes> axes;
+    axes[0] = {0, tile.images, tile.image * strides[0], strides[0], tiling.image_step()};
+    for (int a = 0; a < kSpatialAxes; ++a) {
+      const std::int64_t begin = std::clamp<std::int64_t>(-base[a], 0, extent[a]);
+      const std::int64_t end = std::clamp<std::int64_t>(lattice[a].count - base[a], begin, extent[a]);
+      const std::int64_t stride = strides[2 + a];
+      axes[1 + a] = {begin, end, (lattice[a].first + base[a] * lattice[a].step) * stride, lattice[a].step * stride,
+                     tiling.steps()[a]};
+    }
+    // Runs go along the row, unless it is so short that another axis makes much fewer of them.
+    std::size_t along = kSpatialAxes;
+    if (axes[along].size() < 4) {
+      for (std::size_t a = 0; a < kSpatialAxes; ++a) {
+        if (axes[a].size() > axes[along].size()) along = a;
+      }
+    }
+    along_row_ = along == kSpatialAxes;
+    std::swap(axes[along], axes[kSpatialAxes]);
+    count_ = axes[kSpatialAxes].size();
+    tensor_step_ = axes[kSpatialAxes].tensor_step;
+    line_step_ = axes[kSpatialAxes].line_step;
+    if (count_ == 0) return;
+    runs_.reserve(std::max<std::int64_t>(axes[0].size() * axes[1].size() * axes[2].size(), 0));
+    const Run last = axes[kSpatialAxes].at(axes[kSpatialAxes].begin);
+    for (std::int64_t i = axes[0].begin; i < axes[0].end; ++i) {
+      for (std::int64_t j = axes[1].begin; j < axes[1].end; ++j) {
+        for (std::int64_t k = axes[2].begin; k < axes[2].end; ++k) {
+          const Run x = axes[0].at(i);
+          const Run y = axes[1].at(j);
+          const Run z = axes[2].at(k);
+          runs_.push_back({x.tensor + y.tensor + z.tensor + last.tensor, x.line + y.line + z.line + last.line});
+        }
+      }
+    }
+  }
+
+  std::int64_t count() const { return count_; }  // cells of a run
+  std::int64_t tensor_step() const { return tensor_step_; }
+  std::int64_t line_step() const { return line_step_; }
+  const std::vector<Run>& all() const { return runs_; }
+  bool along_row() const { return along_row_; }
+
+ private:
+  struct Steps {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    std::int64_t tensor_base = 0;
+    std::int64_t tensor_step = 0;
+    std::int64_t line_step = 0;
+
+    std::int64_t size() const { return end - begin; }
+    Run at(std::int64_t c) const { return {tensor_base + c * tensor_step, c * line_step}; }
+  };
+
+  bool along_row_ = true;
+  std::int64_t count_ = 0;
+  std::int64_t tensor_step_ = 0;
+  std::int64_t line_step_ = 0;
+  std::vector<Run> runs_;
+};
+
+// Calls visit(channel, run) for all of them, in the order in which memory is best walked.
+template <typename E, typename Visit>
+void for_each_channel_and_run(const View<E>& view, const Runs& runs, bool channels_inside, const Visit& visit) {
+  if (channels_inside || view.channels_first()) {
+    for (const Runs::Run& run : runs.all()) {
+      for (std::int64_t channel = 0; channel < view.channels; ++channel) visit(channel, run);
+    }
+  } else {
+    for (std::int64_t channel = 0; channel < view.channels; ++channel) {
+      for (const Runs::Run& run : runs.all()) visit(channel, run);
+    }
+  }
+}
+
+// How a packed tile is laid out: elements between channels and between the cells of the line.
+struct PackedSteps {
+  std::int64_t channel = 0;
+  std::int64_t cell = 1;
+};
+
+template <typename E, typename T>
+void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& steps, T* line) {
+  const ElementOps<E, T>& ops = element_ops<E, T>();
+  for_each_channel_and_run(view, runs, steps.cell != 1, [&](std::int64_t channel, const Runs::Run& run) {
+    ops.load(view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(),
+             line + channel * steps.channel + run.line * steps.cell, runs.line_step() * steps.cell, runs.count());
+  });
+}
+
+// The source of a tile as `lines` [source lattice][plane_size], zero wherever there is no source position.
+template <typename E, typename T>
+void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& view, const PackedSteps& steps, T* to) {
+  const auto sources = static_cast<std::int64_t>(tiling.sources().size());
+  const std::int64_t size = sources * tiling.plane_size();
+  if (steps.cell == 1) {
+    for (std::int64_t c = 0; c < view.channels; ++c) std::fill_n(to + c * steps.channel, size, T{0});
+  } else {
+    std::fill_n(to, size * steps.cell, T{0});
+  }
+  for (std::int64_t s = 0; s < sources; ++s) {
+    const Runs runs(tiling, tile, tiling.sources()[s], tile.origin, tiling.pitch(), view.strides);
+    load_runs(view, runs, steps, to + (s * tiling.plane_size() + tiling.lead()) * steps.cell);
+  }
+}
+
+// The cells of one phase in the tensor that the tile is a tile of.
+inline Runs target_runs(const Tiling& tiling, const Tile& tile, const PhaseTile& phase, const Strides& strides) {
+  return {tiling, tile, phase.lattice, tile.begin, tile.count, strides};
+}
+
+}  // namespace tconv::cpu

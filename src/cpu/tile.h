@@ -1,0 +1,94 @@
+// How a problem is cut into tiles that fit the caches.
+//
+// A tile is a box of cells (images x depth x height x width of target positions). In the packed source, all of it is
+// laid out as one line with gaps of zeros: position (n, d, h, w) stands at n image_step + d steps[0] + h steps[1] + w.
+// A tap is then one distance along the line, and short rows or small images fill whole vectors. What is computed in the
+// gaps belongs to no output and is dropped.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/axis_map.h"
+
+namespace tconv::cpu {
+
+using AxisMaps = std::array<AxisMap, kSpatialAxes>;
+using Triple = std::array<std::int64_t, kSpatialAxes>;
+
+// One tap of a phase, in all three axes.
+struct Tap {
+  Triple tap;
+  std::int64_t source = 0;  // index of the source lattice triple
+  std::int64_t offset = 0;  // along the line
+};
+
+// A product of three axis targets.
+struct PhaseTile {
+  std::array<Lattice, kSpatialAxes> lattice;
+  std::vector<Tap> taps;
+};
+
+struct Tile {
+  std::int64_t image = 0;  // first image
+  std::int64_t images = 0;
+  Triple begin{};           // first cell
+  Triple count{};           // cells
+  Triple origin{};          // source position that stands at 0 of each axis
+  std::int64_t length = 0;  // along the line, from the first cell to the last
+};
+
+class Tiling {
+ public:
+  // At most about `most_cells` cells a tile.
+  Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells);
+
+  std::int64_t tiles() const { return tiles_; }
+  Tile tile(std::int64_t index) const;
+
+  const std::vector<PhaseTile>& phases() const { return phases_; }
+  const std::vector<std::array<Lattice, kSpatialAxes>>& sources() const { return sources_; }
+  std::int64_t all_taps() const { return all_taps_; }
+  std::int64_t most_taps() const { return most_taps_; }  // of one phase
+
+  std::int64_t row_phases() const { return row_phases_; }  // consecutive phases that differ in width alone
+
+  const Triple& pitch() const { return pitch_; }
+  const Triple& steps() const { return steps_; }
+  std::int64_t image_step() const { return image_step_; }
+  std::int64_t longest() const { return longest_; }        // Tile::length of a full tile
+  std::int64_t lead() const { return lead_; }              // elements before position 0
+  std::int64_t plane_size() const { return plane_size_; }  // elements of one packed channel of one source lattice
+  std::int64_t images_per_tile() const { return images_per_tile_; }
+
+ private:
+  std::int64_t length_of(std::int64_t images, const Triple& count) const;
+
+  AxisMaps maps_;
+  std::int64_t batch_;
+  std::int64_t images_per_tile_ = 1;
+  Triple block_{};
+  Triple pitch_{};
+  std::array<bool, kSpatialAxes> shares_gap_{};
+  Triple steps_{};
+  std::int64_t image_step_ = 0;
+  std::int64_t longest_ = 0;
+  std::int64_t lead_ = 0;
+  std::int64_t plane_size_ = 0;
+  std::int64_t tiles_ = 0;
+  std::int64_t all_taps_ = 0;
+  std::int64_t most_taps_ = 0;
+  std::int64_t row_phases_ = 1;
+  Triple tiles_along_{};
+  std::vector<PhaseTile> phases_;
+  std::vector<std::array<Lattice, kSpatialAxes>> sources_;
+};
+
+// Vectors may run this many elements past the end of a packed line.
+inline constexpr std::int64_t kSlack = 64;
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+inline std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+
+}  // namespace tconv::cpu

@@ -1,0 +1,117 @@
+#include "cuda/direct.h"
+
+#include <initializer_list>
+
+#include "cuda/jit_kernel.h"
+
+namespace tconv::cuda {
+namespace {
+
+const char* type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return "F64";
+    case DType::f32: return "F32";
+    case DType::f16: return "F16";
+    case DType::bf16: return "BF16";
+  }
+  return "";
+}
+
+std::string join(std::initializer_list<int> values, const char* between) {
+  std::string text;
+  for (const int value : values) {
+    if (!text.empty()) text += between;
+    text += std::to_string(value);
+  }
+  return text;
+}
+
+std::string axis_text(const DirectAxis& axis) {
+  return "{" + join({axis.kernel, axis.stride, axis.dilation, axis.pad_residue}, ", ") + "}";
+}
+
+class DirectKernel final : public Kernel {
+ public:
+  DirectKernel(DirectPlan plan, DType dtype, const DeviceProperties& device)
+      : plan_(std::move(plan)),
+        geometry_(direct_geometry(plan_.config)),
+        device_(device.device.index),
+        jit_(direct_source(plan_.config, dtype), static_cast<std::size_t>(geometry_.shared_bytes), device.arch) {}
+
+  void prepare() const override { jit_.prepare(device_); }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    DirectArguments arguments = plan_.arguments;
+    arguments.input = buffers.input;
+    arguments.weight = buffers.weight;
+    arguments.bias = buffers.bias;
+    arguments.output = buffers.output;
+    void* pointers[] = {&arguments};
+    jit_.launch(device_,
+                {.grid_x = static_cast<unsigned>(plan_.blocks), .block = static_cast<unsigned>(geometry_.threads)},
+                pointers, execution.stream);
+  }
+
+  std::string describe() const override { return cuda::describe(plan_); }
+
+ private:
+  DirectPlan plan_;
+  DirectGeometry geometry_;
+  int device_;
+  JitKernel jit_;
+};
+
+}  // namespace
+
+KernelSource direct_source(const DirectConfig& c, DType dtype) {
+  const std::string tile = join({c.in_channels,
+                                 c.out_channels,
+                                 c.element_bytes,
+                                 c.accumulator_bytes,
+                                 c.bias,
+                                 c.input_channels_last,
+                                 c.output_channels_last,
+                                 c.weight_packed,
+                                 c.cells_depth,
+                                 c.cells_height,
+                                 c.cells_width,
+                                 c.planes,
+                                 c.chunk,
+                                 c.strip,
+                                 c.strips,
+                                 c.thread_channels,
+                                 c.channel_parts,
+                                 c.phase_parts,
+                                 c.chunk_parts,
+                                 c.min_blocks},
+                                ", ");
+  const std::string config =
+      "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " + std::string(type_of(dtype)) +
+      ";\n#define TCONV_DIRECT_CONFIG {" + axis_text(c.depth) + ", " + axis_text(c.height) + ", " + axis_text(c.width) +
+      ", " + tile + "}\n";
+  return {.file = "direct.cuh", .config = config, .entry = "tconv_direct"};
+}
+
+std::string describe(const DirectPlan& plan) {
+  const DirectConfig& c = plan.config;
+  const DirectGeometry g = direct_geometry(c);
+  return "cells " + join({c.cells_depth, c.cells_height, c.cells_width}, "x") + " of " + std::to_string(c.planes) +
+         (c.planes == 1 ? " plane" : " planes") + " and " + std::to_string(c.channel_parts * c.thread_channels) +
+         " out channels, " + std::to_string(c.chunk) + " in channels at a time; a thread: " + std::to_string(c.strips) +
+         " x " + std::to_string(c.strip) + " cells, " + std::to_string(c.thread_channels) + " channels; " +
+         std::to_string(g.threads) + " threads (channels " + std::to_string(c.channel_parts) + ", phases " +
+         std::to_string(c.phase_parts) + ", sums " + std::to_string(c.chunk_parts) + "), " +
+         std::to_string(g.shared_bytes) + " bytes shared, " + std::to_string(c.min_blocks) +
+         " blocks per multiprocessor, grid " + std::to_string(plan.blocks);
+}
+
+Proposal propose_direct(const Problem& problem, const DeviceProperties& device) {
+  DirectPlan plan = plan_direct(problem, device);
+  if (!plan.declined.empty()) return Proposal::decline(plan.declined);
+  Proposal proposal;
+  proposal.expected_seconds = plan.expected_seconds;
+  proposal.kernel = std::make_shared<DirectKernel>(std::move(plan), problem.dtype, device);
+  return proposal;
+}
+
+}  // namespace tconv::cuda

@@ -1,0 +1,19 @@
+// The family for few channels per group (depthwise, small groups, few output channels): CUDA cores, bound by bandwidth.
+#pragma once
+
+#include <string>
+
+#include "core/family.h"
+#include "cuda/direct_plan.h"
+#include "cuda/source.h"
+
+namespace tconv::cuda {
+
+KernelSource direct_source(const DirectConfig& config, DType dtype);
+
+// Tile, threads, shared memory and grid in a line.
+std::string describe(const DirectPlan& plan);
+
+Proposal propose_direct(const Problem& problem, const DeviceProperties& device);
+
+}  // namespace tconv::cuda

@@ -1,0 +1,44 @@
+// A kernel that compiles itself when it is first needed.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "cuda/source.h"
+
+namespace tconv::cuda {
+
+struct LaunchShape {
+  unsigned grid_x = 1;
+  unsigned grid_y = 1;
+  unsigned grid_z = 1;
+  unsigned block = 1;
+};
+
+// Compiled and loaded for a device when it is first needed, once, however many threads ask. A launch on a device for
+// which it was prepared makes no call that a stream capture forbids.
+class JitKernel {
+ public:
+  // arch: 80, 86, 89, 90 (compiled for sm_90a), 100 (sm_100a), 120.
+  JitKernel(KernelSource source, std::size_t dynamic_shared_bytes, int arch);
+  JitKernel(JitKernel&&) noexcept;
+  JitKernel& operator=(JitKernel&&) noexcept;
+  ~JitKernel();
+
+  // Compiles (or reads from the caches) and loads.
+  void prepare(int device) const;
+
+  // `arguments` points to one pointer per kernel parameter, as cuLaunchKernel takes them. `device` is the device that
+  // owns `stream`. An empty grid launches nothing.
+  void launch(int device, const LaunchShape& shape, void** arguments, void* stream) const;
+
+  const KernelSource& source() const;
+  std::size_t dynamic_shared_bytes() const;
+  int arch() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tconv::cuda

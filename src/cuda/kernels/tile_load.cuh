@@ -1,0 +1,216 @@
+// From the tensors into a block's shared memory. Loads go to registers before a stage is multiplied and to shared memory
+// after it, so that their latency hides behind the multiplication.
+#pragma once
+
+#include "tile_element.cuh"
+#include "tile_weights.cuh"
+
+constexpr int kThreads = kShape.threads();
+constexpr int kVector = kShape.vector();
+
+// Which cells of the problem a block computes.
+struct BlockCells {
+  int first[4];  // sample, then the first cell (q) along depth, height, width
+};
+
+// The input patch of a block: cells with their halo, [slab][sample][depth][row][column][vector].
+struct InputLoader {
+  static constexpr int kItems = kShape.slabs * kShape.pixels();
+  static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
+
+  static constexpr unsigned kOutside = ~0u;
+
+  const Element* base;          // first channel of the group
+  unsigned offset[kPerThread];  // from there, in bytes
+  Element values[kShape.wide_input ? 1 : kPerThread][kVector];
+  Cell wide[kShape.wide_input ? kPerThread : 1];
+
+  // Neighbouring threads take neighbours in memory: pixels of a row, or channels of a pixel.
+  static __device__ __forceinline__ int slab_of(int item) {
+    return kShape.input_channels_last ? item % kShape.slabs : item / kShape.pixels();
+  }
+  static __device__ __forceinline__ int pixel_of(int item) {
+    return kShape.input_channels_last ? item / kShape.slabs : item % kShape.pixels();
+  }
+
+  __device__ __forceinline__ InputLoader(const TileParams& params, const BlockRows& rows, const BlockCells& cells) {
+    base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+           static_cast<long long>(rows.group) * kShape.channels * params.input_strides[1];
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int item = threadIdx.x + i * kThreads;
+      int pixel = pixel_of(item);
+      const int column = pixel % kShape.patch(3) + cells.first[3] - kShape.halo(2);
+      pixel /= kShape.patch(3);
+      const int row = pixel % kShape.patch(2) + cells.first[2] - kShape.halo(1);
+      pixel /= kShape.patch(2);
+      const int slice = pixel % kShape.patch(1) + cells.first[1] - kShape.halo(0);
+      const int sample = pixel / kShape.patch(1);
+      const bool inside = item < kItems && cells.first[0] + sample < params.batch &&
+                          static_cast<unsigned>(slice) < static_cast<unsigned>(params.input_size[0]) &&
+                          static_cast<unsigned>(row) < static_cast<unsigned>(params.input_size[1]) &&
+                          static_cast<unsigned>(column) < static_cast<unsigned>(params.input_size[2]);
+      const long long position = sample * params.input_strides[0] + slice * params.input_strides[2] +
+                                 row * params.input_strides[3] + column * params.input_strides[4] +
+                                 slab_of(item) * kVector * params.input_strides[1];
+      offset[i] = inside ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+    }
+  }
+
+  __device__ __forceinline__ void fetch(const TileParams& params, int chunk) {
+    const Element* origin = base + static_cast<long long>(chunk) * kShape.chunk_channels() * params.input_strides[1];
+    const int channels_left = kShape.channels - chunk * kShape.chunk_channels();
+    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int first = slab_of(threadIdx.x + i * kThreads) * kVector;
+      if constexpr (kShape.wide_input) {
+        const bool exists = offset[i] != kOutside && (kWholeChunks || first < channels_left);
+        wide[i] = exists ? ptx::load_16(at(origin, offset[i])) : Cell{};
+      } else {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          // One pointer for all threads and a 32-bit offset of their own: an addressing mode of the load.
+          const Element* channel = origin + v * params.input_strides[1];
+          const bool exists = offset[i] != kOutside && (kWholeChunks || first + v < channels_left);
+          values[i][v] = exists ? __ldg(at(channel, offset[i])) : Element(0);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ const Element* at(const Element* pointer, unsigned bytes) {
+    return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
+  }
+
+  __device__ __forceinline__ void store(unsigned stage) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int item = threadIdx.x + i * kThreads;
+      if (kItems % kThreads != 0 && item >= kItems) break;
+      const Cell cell = kShape.wide_input ? rounded(wide[kShape.wide_input ? i : 0])
+                                          : make_cell(values[kShape.wide_input ? 0 : i]);
+      ptx::store_16(stage + (slab_of(item) * kShape.slab_pitch() + pixel_of(item)) * 16, cell);
+    }
+  }
+};
+
+// Weights that the pack kernel has put into order: all stages of a block are one run of memory, copied some steps ahead.
+struct PackedWeights {
+  static constexpr int kAhead = kShape.weight_stages() - 1;
+  static constexpr int kCellsPerBack = kShape.slabs * kShape.rows();
+  static constexpr int kTotal = kShape.chunks() * kShape.stages_per_chunk();
+
+  const Cell* base;
+
+  __device__ __forceinline__ PackedWeights(const TileParams& params, const BlockRows&, int block_row)
+      : base(static_cast<const Cell*>(params.weight) + block_row * (kShape.packed_bytes() / 16)) {}
+
+  template <typename Stage>
+  __device__ __forceinline__ void begin(const TileParams&, Stage&& stage) const {
+#pragma unroll
+    for (int step = 0; step < (kAhead > 0 ? kAhead : 1); ++step) copy(step, stage(step));
+  }
+
+  // While `step` is multiplied: the copy for a later one sets out.
+  template <typename Stage>
+  __device__ __forceinline__ void start(int step, Stage&& stage) const {
+    if (kAhead > 0) copy(step + kAhead, stage(step + kAhead));
+  }
+
+  // The weights of `step` have arrived.
+  template <typename Stage>
+  __device__ __forceinline__ void finish(const TileParams&, int, Stage&&) const {
+    ptx::wait_for_copies<(kAhead > 0 ? kAhead - 1 : 0)>();
+  }
+
+ private:
+  __device__ __forceinline__ void copy(int step, unsigned shared) const {
+    if (step < kTotal) {
+      const int first_back = step % kShape.stages_per_chunk() * kShape.stage_backs;
+      const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
+      const long long chunk = step / kShape.stages_per_chunk();
+      const Cell* source = base + (chunk * kShape.all_backs() + first_back) * kCellsPerBack;
+      for (int i = threadIdx.x; i < backs * kCellsPerBack; i += kThreads) ptx::copy_16_async(shared + i * 16, source + i);
+    }
+    ptx::commit_copies();
+  }
+};
+
+// Weights read from the tensor by each block itself: one launch, for problems too small to pay for two. All products of a
+// chunk are one stage here, so that a thread's elements keep their places from chunk to chunk.
+struct WeightsInPlace {
+  static constexpr int kItems = kShape.chunk_channels() * kShape.block_channels * kShape.all_slots() * kShape.all_backs();
+  static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
+
+  const Element* base;
+  int offset[kPerThread];    // from the chunk's first channel, -1: no such tap
+  int channel[kPerThread];   // within the chunk
+  unsigned place[kPerThread];  // bytes from the start of the stage
+  Element values[kPerThread];
+
+  __device__ __forceinline__ WeightsInPlace(const TileParams& params, const BlockRows& rows, int) {
+    base = static_cast<const Element*>(params.weight) +
+           static_cast<long long>(rows.group) * kShape.channels * params.weight_strides[0];
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      // Fastest first: what lies next to each other in a contiguous weight.
+      int item = threadIdx.x + i * kThreads;
+      int slot[3];
+      slot[2] = item % kShape.slots[2];
+      item /= kShape.slots[2];
+      const int back = item % kShape.all_backs();
+      item /= kShape.all_backs();
+      slot[1] = item % kShape.slots[1];
+      item /= kShape.slots[1];
+      slot[0] = item % kShape.slots[0];
+      item /= kShape.slots[0];
+      const int out_channel = item % kShape.block_channels;
+      channel[i] = item / kShape.block_channels;
+      const int tap = tap_of(rows, slot, back);
+      const long long position = channel[i] * params.weight_strides[0] +
+                                 (rows.first_channel + out_channel) * params.weight_strides[1] +
+                                 tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
+                                 tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
+                                 tap % kShape.kernel[2] * params.weight_strides[4];
+      offset[i] = tap < 0 || rows.first_channel + out_channel >= kShape.out_channels ? -1 : static_cast<int>(position);
+      const int row = ((slot[0] * kShape.slots[1] + slot[1]) * kShape.slots[2] + slot[2]) * kShape.block_channels + out_channel;
+      place[i] = ((back * kShape.slabs + channel[i] / kVector) * kShape.rows() + row) * 16 +
+                 channel[i] % kVector * kShape.element_bytes;
+    }
+  }
+
+  template <typename Stage>
+  __device__ __forceinline__ void begin(const TileParams& params, Stage&&) {
+    fetch(params, 0);
+  }
+  template <typename Stage>
+  __device__ __forceinline__ void start(int, Stage&&) {}
+
+  // Stores the weights of `step`, which were loaded a step ago, and loads the next ones.
+  template <typename Stage>
+  __device__ __forceinline__ void finish(const TileParams& params, int step, Stage&& stage) {
+    if (step < kShape.chunks()) store(stage(step));
+    if (step + 1 < kShape.chunks()) fetch(params, step + 1);
+  }
+
+ private:
+  __device__ __forceinline__ void fetch(const TileParams& params, int chunk) {
+    const int first = chunk * kShape.chunk_channels();
+    const Element* origin = base + static_cast<long long>(first) * params.weight_strides[0];
+    constexpr bool kWhole = kShape.channels % kShape.chunk_channels() == 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const bool exists = offset[i] >= 0 && channel[i] < kShape.chunk_channels() && (kWhole || first + channel[i] < kShape.channels);
+      values[i] = exists ? __ldg(origin + offset[i]) : Element(0);
+    }
+  }
+
+  __device__ __forceinline__ void store(unsigned stage) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (kItems % kThreads != 0 && static_cast<int>(threadIdx.x) + i * kThreads >= kItems) break;
+      store_element(stage + place[i], values[i]);
+    }
+  }
+};

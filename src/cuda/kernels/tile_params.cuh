@@ -1,0 +1,153 @@
+// What the host and the device agree on about the tile kernels; compiled by both.
+//
+// A block computes a matrix of rows (phase, output channel) by columns (cells). With o + pad = q stride + r per axis, q is
+// the cell and r the residue of output o; tap k, k dilation = r + stride back, reads input cell q - back. So for one
+// `back` every phase has at most one tap, all phases read the same input cells, and the block is a sum over (back, input
+// channel) of small matrix products.
+#pragma once
+
+// How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
+enum class TileMath : int { tf32, f16, bf16, fp32x3 };
+
+struct TileShape {
+  TileMath math;
+  int element_bytes;
+
+  // The problem: what a kernel is specialised for. Sizes along the axes and the batch stay run-time values.
+  int channels;      // input channels of a group
+  int out_channels;  // output channels of a group
+  int kernel[3];
+  int stride[3];
+  int dilation[3];
+  bool bias;
+
+  // Distances `back` along each axis: 0, step, 2 step, ...
+  int backs[3];
+  int back_step[3];
+
+  // The residues of a block: the whole stride of an axis (then only those with taps own rows, and the others are written
+  // as bias), or `span` neighbouring ones.
+  int span[3];
+  int slots[3];                   // residues of the span that own rows
+  // Nibble per residue of the span: its slot, 15 for none; and back. Unused when every residue of the span has a slot.
+  unsigned long long slot_nibbles[3];
+  unsigned long long residue_nibbles[3];
+
+  int tile[4];         // cells of a block: samples, depth, height, width
+  int block_channels;  // output channels of a block
+
+  // Who multiplies: teams of one warp (mma.sync, tiles of 16 rows) or of four (wgmma, tiles of 64 rows).
+  bool warpgroup;
+  int row_tiles;     // row tiles of a team
+  int column_tiles;  // 8-column tiles of a team; even for warps
+  int row_teams;
+  int column_teams;
+  int depth_teams;  // teams that share one tile of outputs and split the sum
+
+  int slabs;         // 16-byte slabs of channels per chunk, even
+  int stage_backs;   // distances of one weight stage
+  int unroll;        // of the loop over a stage's products
+  bool all_taps;     // every phase of a block has a tap at every distance
+  int blocks_per_multiprocessor;
+  bool packed;       // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  bool input_channels_last;
+  bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
+  bool output_channels_last;
+
+  constexpr int slot_of(int axis, int residue) const {
+    return slots[axis] == span[axis] ? residue : static_cast<int>(slot_nibbles[axis] >> (4 * residue) & 15);
+  }
+  constexpr int residue_of(int axis, int slot) const {
+    return slots[axis] == span[axis] ? slot : static_cast<int>(residue_nibbles[axis] >> (4 * slot) & 15);
+  }
+
+  constexpr int vector() const { return 16 / element_bytes; }
+  constexpr int chunk_channels() const { return slabs * vector(); }
+  constexpr int chunks() const { return (channels + chunk_channels() - 1) / chunk_channels(); }
+  constexpr int all_backs() const { return backs[0] * backs[1] * backs[2]; }
+  constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
+  constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
+  constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
+  constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
+  constexpr int columns() const { return 8 * column_tiles * column_teams; }
+  constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+  constexpr int teams() const { return row_teams * column_teams * depth_teams; }
+  constexpr int team_threads() const { return warpgroup ? 128 : 32; }
+  constexpr int threads() const { return team_threads() * teams(); }
+  constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
+  constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
+  constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
+
+  // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
+  // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
+  constexpr int column_of(int n, int d, int h, int w) const {
+    return warpgroup ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+  }
+  constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
+
+  // Slabs start on different banks, so that channels-last packing (neighbouring lanes write neighbouring slabs) spreads.
+  constexpr int slab_pitch() const { return input_channels_last ? (pixels() + 7) / 8 * 8 + 8 / slabs : pixels(); }
+  constexpr int input_stage_bytes() const { return slabs * slab_pitch() * 16; }
+  constexpr int weight_stage_bytes() const { return stage_backs * slabs * rows() * 16; }
+  constexpr int input_stages() const { return chunks() > 1 ? 2 : 1; }
+  constexpr int weight_stages() const {
+    const int most = packed ? 3 : 2;
+    const int steps = chunks() * stages_per_chunk();
+    return steps < most ? steps : most;
+  }
+  constexpr int pipeline_bytes() const {
+    return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
+  }
+
+  // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
+  // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
+  // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
+  constexpr int staged_pitch() const { return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : 8); }
+  constexpr int staged_slot_pitch(int pass) const {
+    const int apart = 32 / slots[2] / 2 * 2;
+    return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
+  }
+  constexpr int staged_bytes(int pass) const { return (all_slots() * staged_slot_pitch(pass) * 4 + 15) / 16 * 16; }
+  constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
+  constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
+  constexpr int pass_channels() const {
+    int pass = block_channels;
+    const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    while (pass > 16 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
+    return pass;
+  }
+  constexpr int shared_bytes() const {
+    const int staged = staged_bytes(pass_channels()) + table_bytes();
+    return pipeline_bytes() > staged ? pipeline_bytes() : staged;
+  }
+  // Packed weights of one block row: all its stages, one after the other.
+  constexpr long long packed_bytes() const { return 16LL * chunks() * all_backs() * slabs * rows(); }
+};
+
+// The pack kernel takes a run of `vector()` input channels and one block's output channels at a time through shared memory.
+constexpr int kPackThreads = 256;
+constexpr int pack_plane(const TileShape& shape) {
+  return shape.block_channels * shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1;  // odd: lanes spread over the banks
+}
+constexpr int pack_shared_bytes(const TileShape& shape) {
+  return shape.vector() * pack_plane(shape) * shape.element_bytes;
+}
+
+struct TileParams {
+  const void* input;
+  const void* weight;  // the tensor, or the packed copy
+  const void* bias;
+  void* output;
+  long long input_strides[5];
+  long long weight_strides[5];
+  long long output_strides[5];
+  int batch;
+  int groups;
+  int input_size[3];
+  int output_size[3];
+  int pad[3];
+  int first_cell[3];  // of output 0
+  int tiles[4];       // blocks along samples, depth, height, width
+  int residue_blocks[3];
+  int channel_blocks;  // blocks along the output channels of a group
+};

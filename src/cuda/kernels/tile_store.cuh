@@ -1,0 +1,192 @@
+// From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows leave
+// the block whole.
+#pragma once
+
+constexpr int kPass = kShape.pass_channels();  // output channels of each phase that are staged at a time
+constexpr int kPitch = kShape.staged_pitch();
+constexpr int kSlotPitch = kShape.staged_slot_pitch(kPass);
+constexpr int kDepths = kShape.tile[1] * kShape.span[0];
+constexpr int kHeights = kShape.tile[2] * kShape.span[1];
+constexpr int kWidths = kShape.tile[3] * kShape.span[2];
+constexpr int kPositions = kShape.positions();
+constexpr bool kHasGaps = kShape.all_slots() != kShape.span[0] * kShape.span[1] * kShape.span[2];  // outputs of no phase
+
+__device__ __forceinline__ float bias_of(const TileParams& params, const BlockRows& rows, int channel) {
+  channel += rows.first_channel;
+  if (!kShape.bias || channel >= kShape.out_channels) return 0.0f;
+  return from_storage(static_cast<const Element*>(params.bias)[rows.group * static_cast<long long>(kShape.out_channels) + channel]);
+}
+
+// Offsets in the table of store_channels are small: they count from the first output that the block could have.
+__device__ __forceinline__ long long table_origin(const TileParams& params, const BlockCells& cells) {
+  long long origin = 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    const int first = cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis];
+    origin += max(first, 0) * params.output_strides[2 + axis];
+  }
+  return origin;
+}
+
+// Where a local output index along one axis stands: its cell in the tile, its slot among the block's phases (or none) and
+// its place in the tensor.
+struct OutputSite {
+  int cell;
+  int slot;
+  long long place;
+  bool inside;
+};
+
+__device__ __forceinline__ OutputSite output_site(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                                  int axis, int local) {
+  OutputSite site;
+  const int residue = local % kShape.span[axis];
+  site.cell = local / kShape.span[axis];
+  site.slot = kShape.slot_of(axis, residue);
+  if (kShape.slots[axis] != kShape.span[axis] && site.slot == 15) site.slot = -1;
+  const int absolute = rows.first_residue[axis] + residue;
+  const int output = (cells.first[1 + axis] + site.cell) * kShape.stride[axis] + absolute - params.pad[axis];
+  site.inside = absolute < kShape.stride[axis] && static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
+  site.place = output * params.output_strides[2 + axis];
+  return site;
+}
+
+// Accumulators of one pass into the staged matrix, the bias with them.
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const TeamTile& tile, int pass,
+                                           bool first, float* staged) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile.row(i) + half * 8 + lane / 4;
+      const int slot = row / kShape.block_channels;
+      const int channel = row % kShape.block_channels - pass * kPass;
+      if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+      const float bias = first ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+      float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+        float left = tile.sum[i][j][half * 2] + bias;
+        float right = tile.sum[i][j][half * 2 + 1] + bias;
+        float* pair = line + j * 8;
+        if (!first) {
+          left += pair[0];
+          right += pair[1];
+        }
+        if constexpr (kPitch % 2 == 0) {
+          *reinterpret_cast<float2*>(pair) = {left, right};
+        } else {
+          pair[0] = left;
+          pair[1] = right;
+        }
+      }
+    }
+  }
+}
+
+// Where one output of the tile, counted over [sample][depth][height][width], comes from and goes to.
+struct Position {
+  int staged;       // of the pass's first channel; -1: no phase, bias alone
+  long long place;  // from the block's first sample and channel
+  bool inside;
+};
+
+__device__ __forceinline__ Position position_of(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                                int index) {
+  const OutputSite w = output_site(params, rows, cells, 2, index % kWidths);
+  index /= kWidths;
+  const OutputSite h = output_site(params, rows, cells, 1, index % kHeights);
+  index /= kHeights;
+  const OutputSite d = output_site(params, rows, cells, 0, index % kDepths);
+  const int sample = index / kDepths;
+  const int slot = (d.slot * kShape.slots[1] + h.slot) * kShape.slots[2] + w.slot;
+  const int column = kShape.column_of(sample, d.cell, h.cell, w.cell);
+  Position position;
+  position.staged = d.slot < 0 || h.slot < 0 || w.slot < 0 ? -1 : slot * kSlotPitch + column;
+  position.place = sample * params.output_strides[0] + d.place + h.place + w.place;
+  position.inside = w.inside && h.inside && d.inside && cells.first[0] + sample < params.batch;
+  return position;
+}
+
+// Neighbouring threads take neighbouring outputs of a row, and each walks over the channels.
+__device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells, int pass,
+                                           const float* staged, Element* output) {
+  constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
+  constexpr int kTeams = kThreads / kAcross;
+  constexpr bool kWhole = kShape.out_channels % kPass == 0 && kPass % kTeams == 0;
+  const int team = threadIdx.x / kAcross;
+  if (kThreads % kAcross != 0 && team >= kTeams) return;
+  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  const long long stride = params.output_strides[1];
+  for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
+    const Position position = position_of(params, rows, cells, index);
+    if (!position.inside) continue;
+    Element* out = output + position.place + team * stride;
+    const bool has_phase = position.staged >= 0;
+    const float* value = staged + (has_phase ? position.staged : 0) + team * kPitch;
+#pragma unroll
+    for (int i = 0; i < (kPass + kTeams - 1) / kTeams; ++i) {
+      const int channel = team + i * kTeams;
+      float result = value[i * kTeams * kPitch];
+      if (kHasGaps && !has_phase) result = bias_of(params, rows, pass * kPass + channel);
+      if (kWhole || channel < channels) *out = to_storage(result, Element());
+      out += kTeams * stride;
+    }
+  }
+}
+
+// Channels-last: neighbouring threads take neighbouring channels of a pixel; where the pixels are was worked out once.
+struct TableEntry {
+  int staged;  // as in Position
+  int place;   // -1: outside
+};
+
+__device__ __forceinline__ void fill_table(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                           TableEntry* table) {
+  for (int index = threadIdx.x; index < kPositions; index += kThreads) {
+    const Position position = position_of(params, rows, cells, index);
+    table[index] = {position.staged, position.inside ? static_cast<int>(position.place - table_origin(params, cells)) : -1};
+  }
+}
+
+__device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells, int pass,
+                                               const float* staged, const TableEntry* table, Element* output) {
+  constexpr int kAcross = kPass >= 32 ? 32 : kPass > 8 ? 16 : kPass > 4 ? 8 : kPass > 2 ? 4 : kPass;
+  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  output += table_origin(params, cells);
+  for (int index = threadIdx.x / kAcross; index < kPositions; index += kThreads / kAcross) {
+    const TableEntry entry = table[index];
+    if (entry.place < 0) continue;
+    for (int channel = threadIdx.x % kAcross; channel < channels; channel += kAcross) {
+      const float value = entry.staged < 0 ? bias_of(params, rows, pass * kPass + channel)
+                                           : staged[entry.staged + channel * kPitch];
+      output[entry.place + channel] = to_storage(value, Element());
+    }
+  }
+}
+
+__device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                            const TeamTile& tile, unsigned char* shared_memory) {
+  float* staged = reinterpret_cast<float*>(shared_memory);
+  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
+  Element* output = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+                    (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+  if (kShape.output_channels_last) fill_table(params, rows, cells, table);
+#pragma unroll 1
+  for (int pass = 0; pass < kShape.block_channels / kPass; ++pass) {
+    // Teams that split the depth add up in a fixed order.
+#pragma unroll 1
+    for (int team = 0; team < kShape.depth_teams; ++team) {
+      if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, staged);
+      __syncthreads();
+    }
+    if (kShape.output_channels_last) {
+      store_channels(params, rows, cells, pass, staged, table, output);
+    } else {
+      store_rows(params, rows, cells, pass, staged, output);
+    }
+    output += kPass * params.output_strides[1];
+    __syncthreads();
+  }
+}

@@ -1,0 +1,41 @@
+// Where the weights of a block lie: which tap stands at (row, distance) of a stage.
+#pragma once
+
+#include "tile_params.cuh"
+
+// Which rows of the problem a block computes.
+struct BlockRows {
+  int group;
+  int first_channel;     // within the group
+  int first_residue[3];  // per axis
+};
+
+__device__ __forceinline__ BlockRows block_rows(const TileParams& params, int index) {
+  BlockRows rows;
+  rows.first_channel = index % params.channel_blocks * kShape.block_channels;
+  index /= params.channel_blocks;
+#pragma unroll
+  for (int axis = 2; axis >= 0; --axis) {
+    rows.first_residue[axis] = index % params.residue_blocks[axis] * kShape.span[axis];
+    index /= params.residue_blocks[axis];
+  }
+  rows.group = index;
+  return rows;
+}
+
+// The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
+__device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
+  const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]), back_index / kShape.backs[2] % kShape.backs[1],
+                        back_index % kShape.backs[2]};
+  bool exists = true;
+  int index = 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    const int residue = rows.first_residue[axis] + kShape.residue_of(axis, slot[axis]);
+    const int reach = residue + kShape.stride[axis] * backs[axis] * kShape.back_step[axis];
+    const int tap = reach / kShape.dilation[axis];
+    exists = exists && residue < kShape.stride[axis] && tap * kShape.dilation[axis] == reach && tap < kShape.kernel[axis];
+    index = index * kShape.kernel[axis] + tap;
+  }
+  return exists ? index : -1;
+}

@@ -1,0 +1,231 @@
+#include "cuda/tile.h"
+
+#include <cstdint>
+#include <optional>
+
+#include "cuda/jit_kernel.h"
+
+namespace tconv::cuda {
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+template <typename T, std::size_t kCount>
+std::string list(const T (&values)[kCount], const char* suffix = "") {
+  std::string text = "{";
+  for (const T value : values) text += (text.size() > 1 ? ", " : "") + std::to_string(value) + suffix;
+  return text + "}";
+}
+
+const char* text_of(bool value) { return value ? "true" : "false"; }
+
+// TileShape as a C++ initialiser, in the order of its members.
+std::string initialiser(const TileShape& s) {
+  const auto number = [](int value) { return std::to_string(value) + ", "; };
+  std::string text = "{static_cast<TileMath>(" + std::to_string(static_cast<int>(s.math)) + "), ";
+  text += number(s.element_bytes) + number(s.channels) + number(s.out_channels);
+  text += list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " + text_of(s.bias) + ", ";
+  text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.span) + ", " + list(s.slots) + ", ";
+  text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", " + list(s.tile) + ", ";
+  text += number(s.block_channels) + text_of(s.warpgroup) + ", " + number(s.row_tiles) + number(s.column_tiles);
+  text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams);
+  text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
+  text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
+  text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.output_channels_last);
+  return text + "}";
+}
+
+// For each distance: how far its cells lie from the patch's first, and which row tiles have a tap there.
+std::string back_tables(const TileShape& shape) {
+  std::string cells;
+  std::string rows;
+  for (int index = 0; index < shape.all_backs(); ++index) {
+    const int back[3] = {index / (shape.backs[2] * shape.backs[1]), index / shape.backs[2] % shape.backs[1],
+                         index % shape.backs[2]};
+    int position = 0;
+    for (int a = 0; a < 3; ++a) position = position * shape.patch(1 + a) + (shape.backs[a] - 1 - back[a]) * shape.back_step[a];
+    cells += std::to_string(position) + ", ";
+    rows += std::to_string(row_tiles_with_tap(shape, index)) + "u, ";
+  }
+  return "__constant__ int kBackCells[] = {" + cells + "};\n__constant__ unsigned kBackRows[] = {" + rows + "};\n";
+}
+
+// The wgmma of the shape's width as a function: its operand list has one register per accumulator.
+std::string multiply_function(const TileShape& shape) {
+  const int columns = 8 * shape.column_tiles;
+  const char* type = shape.math == TileMath::tf32 ? "tf32" : shape.math == TileMath::f16 ? "f16" : "bf16";
+  std::string registers;
+  std::string operands;
+  for (int i = 0; i < columns / 2; ++i) {
+    registers += (i > 0 ? ", %" : "%") + std::to_string(i);
+    operands += std::string(i > 0 ? ", " : "") + "\"+f\"(d[" + std::to_string(i / 4) + "][" + std::to_string(i % 4) + "])";
+  }
+  const std::string a = "%" + std::to_string(columns / 2);
+  const std::string b = "%" + std::to_string(columns / 2 + 1);
+  return "__device__ __forceinline__ void multiply(float (&d)[" + std::to_string(shape.column_tiles) +
+         "][4], unsigned long long a, unsigned long long b) {\n  asm volatile(\"{ .reg .pred p; setp.ne.b32 p, 1, 0; "
+         "wgmma.mma_async.sync.aligned.m64n" +
+         std::to_string(columns) + "k" + (shape.element_bytes == 4 ? "8" : "16") + ".f32." + type + "." + type + " {" +
+         registers + "}, " + a + ", " + b + ", p, 1, 1" + (shape.element_bytes == 4 ? "" : ", 0, 0") + "; }\"\n : " +
+         operands + "\n : \"l\"(a), \"l\"(b));\n}\n";
+}
+
+KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {
+  KernelSource source;
+  source.file = file;
+  source.entry = entry;
+  source.config = "#include \"tile_params.cuh\"\n";
+  source.config += std::string("using Element = ") + (shape.element_bytes == 4 ? "float" : "unsigned short") + ";\n";
+  source.config += "constexpr TileShape kShape = " + initialiser(shape) + ";\n";
+  source.config += back_tables(shape);
+  if (shape.warpgroup) source.config += multiply_function(shape);
+  return source;
+}
+
+KernelSource main_source(const TileShape& shape) {
+  return source_of(shape, shape.warpgroup ? "tile_sm90.cuh" : "tile.cuh", "tconv_tile");
+}
+
+// Shared memory that a block of the pack kernel may take; larger sets of weights are packed without it.
+constexpr int kMostPackBytes = 48 * 1024;
+
+bool packs_staged(const TileShape& shape) {
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
+  return taps * shape.block_channels * shape.vector() * shape.element_bytes < kMostPackBytes - 64;
+}
+
+KernelSource pack_source(const TileShape& shape) {
+  KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
+  source.config += std::string("constexpr bool kStaged = ") + text_of(packs_staged(shape)) + ";\n";
+  return source;
+}
+
+class TileKernel final : public Kernel {
+ public:
+  TileKernel(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate)
+      : shape_(candidate.shape),
+        device_(device.device.index),
+        blocks_(candidate.blocks),
+        kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
+    if (shape_.packed) {
+      const int shared = packs_staged(shape_) ? pack_shared_bytes(shape_) : 0;
+      pack_.emplace(pack_source(shape_), static_cast<std::size_t>(shared), device.arch);
+    }
+    if (shape_.wide_input) {
+      TileShape narrow = shape_;
+      narrow.wide_input = false;
+      unaligned_.emplace(main_source(narrow), static_cast<std::size_t>(narrow.shared_bytes()),
+                         device.arch);
+    }
+    params_ = params_of(problem);
+  }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    if (blocks_ == 0) return;
+    TileParams params = params_;
+    params.input = buffers.input;
+    params.weight = buffers.weight;
+    params.bias = buffers.bias;
+    params.output = buffers.output;
+    if (pack_) {
+      void* packed = buffers.workspace;
+      void* arguments[] = {&params, &packed};
+      const LaunchShape grid = {.grid_x = static_cast<unsigned>(shape_.chunks() * shape_.slabs),
+                                .grid_y = static_cast<unsigned>(params.channel_blocks),
+                                .grid_z = static_cast<unsigned>(params.groups),
+                                .block = kPackThreads};
+      pack_->launch(device_, grid, arguments, execution.stream);
+      params.weight = packed;
+    }
+    const bool aligned = reinterpret_cast<std::uintptr_t>(buffers.input) % 16 == 0;
+    const JitKernel& kernel = unaligned_ && !aligned ? *unaligned_ : kernel_;
+    void* arguments[] = {&params};
+    kernel.launch(device_, {.grid_x = static_cast<unsigned>(blocks_), .block = static_cast<unsigned>(shape_.threads())},
+                  arguments, execution.stream);
+  }
+
+  void prepare() const override {
+    kernel_.prepare(device_);
+    if (pack_) pack_->prepare(device_);
+    if (unaligned_) unaligned_->prepare(device_);
+  }
+
+  std::size_t packed_bytes() const {
+    long long rows = static_cast<long long>(params_.groups) * params_.channel_blocks;
+    for (const int blocks : params_.residue_blocks) rows *= blocks;
+    return static_cast<std::size_t>(rows * shape_.packed_bytes());
+  }
+
+  std::string describe() const override {
+    const TileShape& s = shape_;
+    std::string text = std::to_string(s.all_slots()) + " phases x " + std::to_string(s.block_channels) + " channels by ";
+    for (int i = 0; i < 4; ++i) text += std::to_string(s.tile[i]) + (i < 3 ? "x" : " cells");
+    text += ", depth " + std::to_string(s.chunk_channels()) + "x" + std::to_string(s.stage_backs) + " of " +
+            std::to_string(s.channels) + "x" + std::to_string(s.all_backs());
+    text += std::string(s.warpgroup ? ", warpgroups " : ", warps ") + std::to_string(s.row_teams) + "x" +
+            std::to_string(s.column_teams) + "x" + std::to_string(s.depth_teams) + " of " +
+            std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(8 * s.column_tiles);
+    text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
+            " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
+            (s.packed ? "packed" : "in place");
+    return text;
+  }
+
+ private:
+  TileParams params_of(const Problem& problem) const {
+    TileParams params{};
+    for (int i = 0; i < 5; ++i) {
+      params.input_strides[i] = problem.input_strides[i];
+      params.weight_strides[i] = problem.weight_strides[i];
+      params.output_strides[i] = problem.output_strides[i];
+    }
+    params.batch = static_cast<int>(problem.batch);
+    params.groups = static_cast<int>(problem.groups);
+    params.tiles[0] = static_cast<int>(ceil_div(problem.batch, shape_.tile[0]));
+    for (int a = 0; a < kSpatialAxes; ++a) {
+      const Axis& axis = problem.axes[a];
+      const std::int64_t first = axis.pad_begin / axis.stride;
+      const std::int64_t cells = (axis.output() - 1 + axis.pad_begin) / axis.stride - first + 1;
+      params.input_size[a] = static_cast<int>(axis.input);
+      params.output_size[a] = static_cast<int>(axis.output());
+      params.pad[a] = static_cast<int>(axis.pad_begin);
+      params.first_cell[a] = static_cast<int>(first);
+      params.tiles[1 + a] = static_cast<int>(ceil_div(cells, shape_.tile[1 + a]));
+      params.residue_blocks[a] = static_cast<int>(ceil_div(axis.stride, shape_.span[a]));
+    }
+    params.channel_blocks = static_cast<int>(ceil_div(shape_.out_channels, shape_.block_channels));
+    return params;
+  }
+
+  TileShape shape_;
+  int device_;
+  long long blocks_;
+  JitKernel kernel_;
+  std::optional<JitKernel> pack_;
+  std::optional<JitKernel> unaligned_;  // for an input whose address does not allow 16-byte loads
+  TileParams params_{};
+};
+
+}  // namespace
+
+KernelSource tile_source(const TileShape& shape) { return main_source(shape); }
+KernelSource tile_pack_source(const TileShape& shape) { return pack_source(shape); }
+
+Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
+  if (std::string reason = why_no_tile(problem, device); !reason.empty()) return Proposal::decline(std::move(reason));
+  if (element_count(problem.output_sizes()) == 0) return Proposal::decline("nothing to compute");
+  const std::vector<TileCandidate> candidates = tile_candidates(problem, device);
+  if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
+  return propose_tile(problem, device, candidates.front());
+}
+
+Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
+  const auto kernel = std::make_shared<const TileKernel>(problem, device, candidate);
+  Proposal proposal;
+  proposal.workspace_bytes = candidate.shape.packed ? kernel->packed_bytes() : 0;
+  proposal.expected_seconds = candidate.expected_seconds;
+  proposal.kernel = kernel;
+  return proposal;
+}
+
+}  // namespace tconv::cuda

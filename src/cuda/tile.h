@@ -1,0 +1,40 @@
+// The tile family: dense channels on tensor cores, forward, sm_80 and later. The kernel is kernels/tile.cuh.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "core/family.h"
+#include "cuda/source.h"
+#include "cuda/kernels/tile_params.cuh"
+
+namespace tconv::cuda {
+
+Proposal propose_tile(const Problem& problem, const DeviceProperties& device);
+
+// One way to cut a problem into blocks, and what it should cost.
+struct TileCandidate {
+  TileShape shape{};
+  long long blocks = 0;
+  double expected_seconds = 0;
+};
+
+// Why the family declines, or empty.
+std::string why_no_tile(const Problem& problem, const DeviceProperties& device);
+
+// All cuts worth considering, best first; empty when none fits the device. Whatever can change a result's bits (the order
+// of a sum) depends on one sample alone, never on the batch. `warpgroup` overrides who multiplies, for measurements.
+std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceProperties& device,
+                                           std::optional<bool> warpgroup = {});
+
+// Which row tiles of a block have a tap at a distance, a bit each.
+unsigned row_tiles_with_tap(const TileShape& shape, int back_index);
+
+// The kernel that computes the problem with one of its cuts.
+Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate);
+
+// The source of a cut's kernel, and the one that packs its weights.
+KernelSource tile_source(const TileShape& shape);
+KernelSource tile_pack_source(const TileShape& shape);
+
+}  // namespace tconv::cuda

@@ -1,0 +1,457 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "cuda/tile.h"
+#include "tconv/phases.h"
+
+namespace tconv::cuda {
+namespace {
+
+constexpr std::int64_t kIntMax = std::numeric_limits<int>::max();
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+
+TileMath math_of(const Problem& problem) {
+  switch (problem.dtype) {
+    case DType::f16: return TileMath::f16;
+    case DType::bf16: return TileMath::bf16;
+    default: return problem.precision == Precision::tf32 ? TileMath::tf32 : TileMath::fp32x3;
+  }
+}
+
+// Cells along an axis that hold outputs.
+std::int64_t cells_of(const Axis& axis) {
+  return (axis.output() - 1 + axis.pad_begin) / axis.stride - axis.pad_begin / axis.stride + 1;
+}
+
+// What every candidate of a problem shares.
+TileShape base_shape(const Problem& problem) {
+  TileShape shape{};
+  shape.math = math_of(problem);
+  shape.element_bytes = static_cast<int>(size_of(problem.dtype));
+  shape.channels = static_cast<int>(problem.in_channels_per_group());
+  shape.out_channels = static_cast<int>(problem.out_channels_per_group());
+  shape.bias = problem.bias;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const Axis& axis = problem.axes[a];
+    shape.kernel[a] = static_cast<int>(axis.kernel);
+    shape.stride[a] = static_cast<int>(axis.stride);
+    shape.dilation[a] = static_cast<int>(axis.dilation);
+    shape.back_step[a] = axis.stride == 1 ? shape.dilation[a] : 1;
+    shape.backs[a] = static_cast<int>(-site_of(axis, axis.kernel - 1).shift) / shape.back_step[a] + 1;
+  }
+  shape.input_channels_last = problem.input_strides[1] == 1 && problem.in_channels > 1;
+  shape.output_channels_last = problem.output_strides[1] == 1 && problem.out_channels > 1;
+  bool wide = shape.input_channels_last && shape.channels % shape.vector() == 0;
+  for (const int d : {0, 2, 3, 4}) wide = wide && problem.input_strides[d] % shape.vector() == 0;
+  shape.wide_input = wide;
+  return shape;
+}
+
+std::vector<int> residues_with_taps(const Axis& axis) {
+  std::set<int> residues;
+  for (std::int64_t k = 0; k < axis.kernel && static_cast<std::int64_t>(residues.size()) < axis.stride; ++k) {
+    residues.insert(static_cast<int>(site_of(axis, k).residue));
+  }
+  return {residues.begin(), residues.end()};
+}
+
+// Gives a block the residues [0, span) of an axis (and of every later block the next span).
+bool set_span(TileShape& shape, const Axis& axis, int a, int span) {
+  shape.span[a] = span;
+  shape.slots[a] = span;
+  if (span < axis.stride) return true;
+  const std::vector<int> residues = residues_with_taps(axis);
+  if (static_cast<std::int64_t>(residues.size()) == axis.stride) return true;
+  if (span > 15) return false;
+  shape.slots[a] = static_cast<int>(residues.size());
+  shape.slot_nibbles[a] = ~0ULL;
+  shape.residue_nibbles[a] = 0;
+  for (std::size_t slot = 0; slot < residues.size(); ++slot) {
+    shape.slot_nibbles[a] &= ~(15ULL << (4 * residues[slot]));
+    shape.slot_nibbles[a] |= static_cast<unsigned long long>(slot) << (4 * residues[slot]);
+    shape.residue_nibbles[a] |= static_cast<unsigned long long>(residues[slot]) << (4 * slot);
+  }
+  return true;
+}
+
+// Whether each phase of a block has a tap at each distance, so that no product can be left out.
+bool every_phase_has_every_tap(const TileShape& shape) {
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: multiplied by stored zeros
+    for (int slot = 0; slot < shape.slots[a]; ++slot) {
+      for (int back = 0; back < shape.backs[a]; ++back) {
+        const int reach = shape.residue_of(a, slot) + shape.stride[a] * back * shape.back_step[a];
+        if (reach % shape.dilation[a] != 0 || reach / shape.dilation[a] >= shape.kernel[a]) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// One sample so small that its blocks could not fill a chip: the warps of a block then share the sum.
+bool is_small_sample(const Problem& problem, const TileShape& shape) {
+  double rows = shape.out_channels;
+  double cells = 1;
+  for (const Axis& axis : problem.axes) {
+    rows *= static_cast<double>(residues_with_taps(axis).size());
+    cells *= static_cast<double>(cells_of(axis));
+  }
+  return std::ceil(rows / 64) * std::ceil(cells / 64) * static_cast<double>(problem.groups) < 96;
+}
+
+// Everything that sets the order of the sums, from one sample alone.
+void set_depth(const Problem& problem, TileShape& shape) {
+  const bool small = is_small_sample(problem, shape);
+  const int products = shape.all_backs();
+  int slabs = products >= 4 ? 2 : products >= 2 ? 4 : 8;
+  if (small) slabs = products >= 9 ? 2 : products >= 4 ? 4 : products >= 2 ? 8 : 16;
+  const int needed = static_cast<int>(round_up(ceil_div(shape.channels, shape.vector()), 2));
+  shape.slabs = std::min(slabs, needed);
+  if (shape.slabs == 6) shape.slabs = 4;
+  if (shape.slabs > 8 && shape.slabs < 16) shape.slabs = 8;
+  shape.depth_teams = small && products * shape.slabs / 2 >= 4 ? 4 : 1;
+}
+
+using CellTile = std::array<int, 4>;
+
+// Lengths into which `whole` may be cut, none above `most`: even cuts and round numbers.
+std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
+  most = std::max<std::int64_t>(std::min(whole, most), 1);
+  std::vector<int> lengths;
+  std::int64_t pieces = ceil_div(whole, most);
+  for (int i = 0; i < 4; ++i, ++pieces) lengths.push_back(static_cast<int>(std::max<std::int64_t>(ceil_div(whole, pieces), 1)));
+  for (int power = 8; power <= most; power *= 2) lengths.push_back(power);
+  std::sort(lengths.begin(), lengths.end());
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  return lengths;
+}
+
+// Boxes of cells that fill at most `columns` columns of the shape's teams.
+std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
+  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), cells_of(problem.axes[0]),
+                                            cells_of(problem.axes[1]), cells_of(problem.axes[2])};
+  const auto fits = [&](int n, int d, int h, int w) {
+    const CellTile tile = {n, d, h, w};
+    std::copy(tile.begin(), tile.end(), std::begin(shape.tile));
+    return shape.needed_columns() <= columns;
+  };
+  // How often the next outer length fits, given the inner ones.
+  const auto most = [&](auto&& fits_length) {
+    std::int64_t length = 1;
+    while (length < columns && fits_length(static_cast<int>(length + 1))) ++length;
+    return length;
+  };
+  std::vector<CellTile> tiles;
+  for (const int w : cut_lengths(size[3], columns)) {
+    if (w < std::min<std::int64_t>(size[3], 16)) continue;  // rows of memory in useful lengths
+    for (const int h : cut_lengths(size[2], most([&](int length) { return fits(1, 1, length, w); }))) {
+      for (const int d : cut_lengths(size[1], most([&](int length) { return fits(1, length, h, w); }))) {
+        if (!fits(1, d, h, w)) continue;
+        int n = 1;  // several samples only when each is whole
+        if (d == size[1] && h == size[2] && w == size[3]) {
+          n = static_cast<int>(std::min(size[0], most([&](int length) { return fits(length, d, h, w); })));
+        }
+        tiles.push_back({n, d, h, w});
+      }
+    }
+  }
+  return tiles;
+}
+
+// Inside a block, offsets from the sample's and the chunk's first element are 32-bit.
+bool offsets_fit(const TileShape& shape, const Problem& problem) {
+  const auto span = [](const Strides& strides, const std::array<std::int64_t, 5>& extent) {
+    double reach = 0;
+    for (std::size_t i = 0; i < extent.size(); ++i) reach += static_cast<double>(strides[i]) * static_cast<double>(extent[i]);
+    return reach;
+  };
+  const std::array<std::int64_t, 5> patch = {shape.tile[0], shape.chunk_channels(), problem.axes[0].input,
+                                             problem.axes[1].input, problem.axes[2].input};
+  const std::array<std::int64_t, 5> taps = {shape.chunk_channels(), shape.out_channels, shape.kernel[0], shape.kernel[1],
+                                            shape.kernel[2]};
+  std::array<std::int64_t, 5> outputs = {shape.tile[0], 0, 0, 0, 0};
+  for (int a = 0; a < kSpatialAxes; ++a) outputs[2 + a] = static_cast<std::int64_t>(shape.tile[1 + a] + 1) * shape.stride[a];
+  return span(problem.input_strides, patch) * shape.element_bytes < static_cast<double>(kIntMax) &&
+         (!shape.output_channels_last || span(problem.output_strides, outputs) < static_cast<double>(kIntMax)) &&
+         (shape.packed || span(problem.weight_strides, taps) < static_cast<double>(kIntMax));
+}
+
+long long block_rows_of(const TileShape& shape, const Problem& problem) {
+  long long blocks = problem.groups * ceil_div(shape.out_channels, shape.block_channels);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.stride[a], shape.span[a]);
+  return blocks;
+}
+
+long long block_cells_of(const TileShape& shape, const Problem& problem) {
+  long long blocks = ceil_div(problem.batch, shape.tile[0]);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(cells_of(problem.axes[a]), shape.tile[1 + a]);
+  return blocks;
+}
+
+int registers_of(const TileShape& shape) {
+  const int accumulators = 4 * shape.row_tiles * shape.column_tiles;
+  const int fragments = shape.warpgroup ? 0 : 5 * shape.column_tiles / 2 + 8 + (shape.math == TileMath::fp32x3 ? 24 : 0);
+  const int input_items = static_cast<int>(ceil_div(shape.slabs * shape.pixels(), shape.threads()));
+  const int per_item = shape.wide_input ? 5 : 1 + shape.vector();
+  int weights = 8;
+  if (!shape.packed) {
+    const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
+    weights = 4 * static_cast<int>(ceil_div(items, shape.threads()));
+  }
+  return accumulators + fragments + input_items * per_item + weights + (shape.warpgroup ? 44 : 56);
+}
+
+// Cost of a candidate in seconds. Per block: multiplication, traffic beyond the block and instructions of the loader and the
+// epilogue; the largest of them counts fully and the others in part, since resident blocks overlap. The constants are
+// fitted to measurements on an H200 (docs/notes/tile.md).
+double cost_of(const TileShape& shape, const Problem& problem, const DeviceProperties& device, long long blocks) {
+  const double clock = 1.7e9;
+  const double half = shape.element_bytes == 2 ? 2.0 : 1.0;
+  const double peak = device.tf32_rate / 2 / device.multiprocessors / clock * half;  // multiply-adds per cycle
+  double tile_products = 0;  // products of one row tile, all columns of a team and one step of depth
+  for (int back = 0; back < shape.all_backs(); ++back) tile_products += __builtin_popcount(row_tiles_with_tap(shape, back));
+  tile_products *= static_cast<double>(shape.chunks()) * shape.slabs / 2 * shape.column_teams;
+  const double step_channels = 2.0 * shape.vector();
+  const double columns = 8.0 * shape.column_tiles;
+  double multiply = 0;
+  if (shape.warpgroup) {
+    const double reads = (64 + columns) * 32 / 128;  // cycles to bring both operands from shared memory
+    multiply = tile_products * std::max(64 * columns * step_channels / (peak * 0.92), reads * 1.05);
+  } else {
+    const double reads = 4.0 * (1 + shape.column_tiles / 2.0 / shape.row_tiles);
+    const double rate = peak * 0.55 / (shape.math == TileMath::fp32x3 ? 3.5 : 1.0);
+    multiply = tile_products * std::max(16 * columns * step_channels / rate, reads * 1.1);
+  }
+  const double input_bytes = static_cast<double>(shape.chunks()) * shape.input_stage_bytes();
+  const double weight_bytes = static_cast<double>(shape.chunks()) * shape.all_backs() * shape.slabs * shape.rows() * 16;
+  const double outputs = static_cast<double>(shape.positions()) * shape.block_channels;
+  // Rows that begin and end inside a 32-byte sector move it whole.
+  const auto with_sectors = [&](int elements) { return 1 + 32.0 / (elements * shape.element_bytes); };
+  const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3));
+  const double output_sectors = shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]);
+  const double traffic =
+      (input_bytes * input_sectors + weight_bytes + 1.5 * outputs * shape.element_bytes * output_sectors) / 30;
+  const double loader = input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) +
+                        (shape.packed ? weight_bytes / 16 * 4 : weight_bytes / shape.element_bytes * 40);
+  const double epilogue = outputs * 9 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;
+  const double instructions = (loader + epilogue) / 128 / 0.6;
+  const double stages = static_cast<double>(shape.chunks()) * shape.stages_per_chunk();
+
+  const double sum = multiply + traffic + instructions;
+  const double busy = 0.65 * std::max({multiply, traffic, instructions}) + 0.35 * sum;
+  const double latency = 2500 + stages * 650 + outputs / shape.threads() * 12 + 0.6 * multiply;
+  const int resident = std::max(shape.blocks_per_multiprocessor, 1);
+  const double slots = static_cast<double>(device.multiprocessors) * resident;
+  const double full_waves = std::floor(static_cast<double>(blocks) / slots);
+  const double rest = static_cast<double>(blocks) - full_waves * slots;
+  double cycles = full_waves * std::max(busy * resident, latency);
+  if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
+  if (resident == 1) cycles *= 1.25;  // nothing to overlap a block's start and end with
+  const double bytes = static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
+                                           element_count(problem.weight_sizes())) * shape.element_bytes;
+  const double packing = shape.packed ? 3e-6 + 2 * weight_bytes * static_cast<double>(block_rows_of(shape, problem)) / 2e12 : 0;
+  return std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
+}
+
+// Fits stages and residency around rows and columns; false when it cannot be built.
+bool complete(TileShape& shape, const DeviceProperties& device) {
+  shape.all_taps = every_phase_has_every_tap(shape);
+  const int most_weight_bytes = 40 * 1024;
+  const int per_back = shape.slabs * shape.rows() * 16;
+  if (shape.packed) {
+    shape.stage_backs = std::clamp(most_weight_bytes / per_back, 1, shape.all_backs());
+    shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), shape.stage_backs)));
+  } else {
+    shape.stage_backs = shape.all_backs();
+    const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
+    if (items > 24 * shape.threads()) return false;
+  }
+  shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
+  const int registers = registers_of(shape);
+  if (shape.packed && shape.out_channels / shape.block_channels > 60000) return false;  // the pack kernel's grid
+  if (registers > 250 || shape.threads() * registers > 65536) return false;
+  const std::size_t shared = static_cast<std::size_t>(shape.shared_bytes());
+  if (shared > device.shared_bytes_per_block) return false;
+  const int by_registers = 65536 / (shape.threads() * static_cast<int>(round_up(registers, 8)));
+  const int by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor / (shared + 1024));
+  shape.blocks_per_multiprocessor = std::clamp(std::min(by_registers, by_shared), 1, 8);
+  return true;
+}
+
+}  // namespace
+
+std::string why_no_tile(const Problem& problem, const DeviceProperties& device) {
+  if (problem.direction != Direction::forward) return "computes the forward direction only";
+  if (problem.dtype == DType::f64) return "tensor-core tiles have no float64";
+  if (device.arch < 80) return "needs sm_80 or later";
+  if (problem.in_channels_per_group() < 8 || (problem.groups > 1 && problem.in_channels_per_group() < 16)) {
+    return "few input channels in a group (" + std::to_string(problem.in_channels_per_group()) +
+           "): CUDA cores do that at the memory's speed";
+  }
+  if (problem.in_channels_per_group() > kIntMax / 2 || problem.out_channels_per_group() > kIntMax / 2) {
+    return "channel counts beyond 32 bits";
+  }
+  for (const Strides* strides : {&problem.input_strides, &problem.weight_strides, &problem.output_strides}) {
+    for (const std::int64_t stride : *strides) {
+      if (stride < 0) return "negative strides in memory";
+    }
+  }
+  std::int64_t taps = 1;
+  for (const Axis& axis : problem.axes) {
+    taps *= -site_of(axis, axis.kernel - 1).shift + 1;
+    if (axis.input > kIntMax / 2 || axis.output() > kIntMax / 2 || axis.kernel > 65536 || axis.stride > 65536 ||
+        axis.dilation > 65536 || axis.pad_begin > kIntMax / 2) {
+      return "sizes along an axis beyond 32 bits";
+    }
+    if (taps > 4096) return "too many distances between outputs and inputs (" + std::to_string(taps) + ")";
+  }
+  return {};
+}
+
+unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
+  const int back[3] = {back_index / (shape.backs[2] * shape.backs[1]), back_index / shape.backs[2] % shape.backs[1],
+                       back_index % shape.backs[2]};
+  unsigned tiles = 0;
+  for (int slot = 0; slot < shape.all_slots(); ++slot) {
+    const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
+                          slot % shape.slots[2]};
+    bool tap = true;
+    for (int a = 0; a < kSpatialAxes; ++a) {
+      if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: multiplied by stored zeros
+      const int reach = shape.residue_of(a, slots[a]) + shape.stride[a] * back[a] * shape.back_step[a];
+      tap = tap && reach % shape.dilation[a] == 0 && reach / shape.dilation[a] < shape.kernel[a];
+    }
+    if (!tap) continue;
+    const int first = slot * shape.block_channels / shape.tile_rows();
+    const int last = ((slot + 1) * shape.block_channels - 1) / shape.tile_rows();
+    for (int tile = first; tile <= last; ++tile) tiles |= 1U << tile;
+  }
+  return tiles;
+}
+
+namespace {
+
+// Which phases a block computes together: all, or fewer of the outer axes, or a run of the width's.
+std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
+  std::vector<std::array<int, 3>> spans = {{base.stride[0], base.stride[1], base.stride[2]},
+                                           {1, base.stride[1], base.stride[2]},
+                                           {1, 1, base.stride[2]}};
+  for (const int width : {4, 8, 16, 32}) {
+    if (width < base.stride[2]) spans.push_back({1, 1, width});
+  }
+  std::sort(spans.begin(), spans.end());
+  spans.erase(std::unique(spans.begin(), spans.end()), spans.end());
+  return spans;
+}
+
+std::vector<int> channel_choices(const TileShape& base) {
+  std::vector<int> choices = {base.out_channels};
+  for (const int channels : {1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128}) {
+    if (channels < base.out_channels || (channels >= 16 && channels < base.out_channels + 16)) choices.push_back(channels);
+  }
+  std::sort(choices.begin(), choices.end());
+  choices.erase(std::unique(choices.begin(), choices.end()), choices.end());
+  return choices;
+}
+
+struct TeamChoice {
+  int row_tiles;
+  int column_tiles;
+  int row_teams;
+  int column_teams;
+};
+
+// Arrangements of teams for that many rows. For warpgroups the columns are fitted to the cells later.
+std::vector<TeamChoice> team_choices(const TileShape& shape, int used_rows) {
+  std::vector<TeamChoice> choices;
+  for (const int row_tiles : {1, 2, 3, 4, 5}) {
+    const int rows = shape.tile_rows() * row_tiles;
+    const int row_teams = static_cast<int>(ceil_div(used_rows, rows));
+    if (rows * row_teams - used_rows >= shape.tile_rows() * row_teams) continue;
+    if (shape.warpgroup) {
+      if (row_tiles > 2 || row_teams > 2) continue;
+      for (const int column_tiles : {4, 8, 16, 24, 32}) {
+        if (row_tiles * column_tiles <= 32 && row_teams * shape.depth_teams <= 4) choices.push_back({row_tiles, column_tiles, row_teams, 1});
+      }
+      continue;
+    }
+    if (row_teams != 1 && row_teams != 2 && row_teams != 4) continue;
+    for (const int column_tiles : {2, 4, 8, 16}) {
+      for (const int column_teams : {1, 2, 4, 8}) {
+        const int teams = row_teams * column_teams * shape.depth_teams;
+        if (row_tiles * column_tiles <= 32 && teams >= 2 && teams <= 8) {
+          choices.push_back({row_tiles, column_tiles, row_teams, column_teams});
+        }
+      }
+    }
+  }
+  return choices;
+}
+
+// Warpgroups have tiles of 64 rows; fewer rows than half of that are better off with warps.
+bool prefers_warpgroups(const Problem& problem, const DeviceProperties& device, const TileShape& base) {
+  if (device.arch != 90 || base.math == TileMath::fp32x3) return false;
+  std::int64_t rows = base.out_channels;
+  for (const Axis& axis : problem.axes) rows *= static_cast<std::int64_t>(residues_with_taps(axis).size());
+  return rows > 32;
+}
+
+}  // namespace
+
+std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceProperties& device,
+                                           std::optional<bool> warpgroup) {
+  TileShape base = base_shape(problem);
+  base.warpgroup = warpgroup.value_or(prefers_warpgroups(problem, device, base));
+  set_depth(problem, base);
+  std::vector<TileCandidate> candidates;
+  std::map<int, std::vector<CellTile>> tiles_of;  // by columns
+  for (const auto& span : span_choices(base)) {
+    TileShape shape = base;
+    bool fits = true;
+    for (int a = 0; a < kSpatialAxes; ++a) fits = fits && set_span(shape, problem.axes[a], a, span[a]);
+    if (!fits) continue;
+    for (const int channels : channel_choices(base)) {
+      const std::int64_t used_rows = static_cast<std::int64_t>(shape.all_slots()) * channels;
+      if (used_rows > 128 || (used_rows < shape.tile_rows() && channels < base.out_channels)) continue;
+      shape.block_channels = channels;
+      for (const TeamChoice& teams : team_choices(shape, static_cast<int>(used_rows))) {
+        shape.row_tiles = teams.row_tiles;
+        shape.column_tiles = teams.column_tiles;
+        shape.row_teams = teams.row_teams;
+        shape.column_teams = teams.column_teams;
+        const int columns = shape.columns();
+        auto [found, is_new] = tiles_of.try_emplace(columns);
+        if (is_new) found->second = cell_tiles(problem, shape, columns);
+        for (const CellTile& cells : found->second) {
+          std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
+          if (base.warpgroup) {
+            shape.column_tiles = static_cast<int>(ceil_div(shape.needed_columns(), 8));
+            if (teams.column_tiles > 4 && 2 * shape.column_tiles < teams.column_tiles) continue;  // a smaller choice covers this
+          }
+          for (const bool packed : {false, true}) {
+            shape.packed = packed;
+            if (!offsets_fit(shape, problem) || !complete(shape, device)) continue;
+            TileCandidate candidate;
+            candidate.shape = shape;
+            candidate.blocks = block_rows_of(shape, problem) * block_cells_of(shape, problem);
+            if (candidate.blocks > kIntMax) continue;
+            candidate.expected_seconds = cost_of(shape, problem, device, candidate.blocks);
+            candidates.push_back(candidate);
+          }
+        }
+      }
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const TileCandidate& a, const TileCandidate& b) {
+    return a.expected_seconds < b.expected_seconds;
+  });
+  return candidates;
+}
+
+}  // namespace tconv::cuda

@@ -1,0 +1,195 @@
+// The "phases" family, forced, against the reference: random problems, every instruction set of the machine, threads.
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <thread>
+
+#include "cpu/families.h"
+#include "cpu_support.h"
+
+namespace tconv::test {
+namespace {
+
+DType arithmetic_of(const Problem& problem) {
+  if (problem.dtype == DType::f64 || problem.direction == Direction::grad_bias) return DType::f64;
+  return DType::f32;
+}
+
+void check(const Problem& problem, Tensors& tensors) {
+  tensors.result(problem).poison();
+  run(*plan(problem, {}, "phases"), tensors.buffers());
+  // In double the reference's own sum is no more exact than the one under test.
+  const DType arithmetic = arithmetic_of(problem);
+  expect_close(problem, tensors, arithmetic, (terms_of(problem) + 2) * (arithmetic == DType::f64 ? 2 : 1));
+}
+
+void check_new(const Problem& problem, Random& random) {
+  Tensors tensors(problem, random);
+  compute_exact(problem, tensors);
+  check(problem, tensors);
+}
+
+class Target {
+ public:
+  explicit Target(std::int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    hwy::GetChosenTarget().DeInit();
+  }
+  ~Target() {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().DeInit();
+  }
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+};
+
+Problem layer(Direction direction, DType dtype, std::int64_t batch, std::array<std::int64_t, 3> channels_and_groups,
+              const std::array<Axis, 3>& axes) {
+  Problem problem;
+  problem.rank = 3;
+  problem.direction = direction;
+  problem.dtype = dtype;
+  problem.batch = batch;
+  problem.in_channels = channels_and_groups[0];
+  problem.out_channels = channels_and_groups[1];
+  problem.groups = channels_and_groups[2];
+  problem.axes = axes;
+  problem.bias = direction == Direction::forward;
+  set_contiguous(problem);
+  return problem;
+}
+
+// Problems large enough to need several tiles, blocks of channels and steps of the sum; tails everywhere.
+std::vector<Problem> large_problems(Direction direction, DType dtype) {
+  const Axis one{};
+  return {
+      layer(direction, dtype, 1, {43, 37, 1}, {one, {19, 3, 1, 1, 0, 0, 0}, {67, 5, 1, 1, 1, 1, 0}}),
+      layer(direction, dtype, 5, {131, 35, 1}, {one, {5, 4, 2, 1, 1, 1, 0}, {5, 4, 2, 1, 1, 1, 0}}),
+      layer(direction, dtype, 2, {33, 17, 1},
+            {Axis{9, 3, 2, 2, 1, 1, 1}, {7, 2, 3, 1, 0, 1, 0}, {11, 3, 2, 1, 1, 1, 1}}),
+      layer(direction, dtype, 1, {9, 7, 1}, {one, one, {9, 256, 64, 1, 0, 192, 0}}),
+      layer(direction, dtype, 2, {24, 24, 24}, {one, one, {3001, 12, 2, 1, 5, 5, 0}}),
+      layer(direction, dtype, 3, {40, 24, 4}, {one, {13, 3, 2, 2, 1, 2, 0}, {65, 5, 3, 1, 2, 2, 0}}),
+      layer(direction, dtype, 19, {100, 49, 1}, {one, {1, 4, 1, 1, 0, 0, 0}, {1, 4, 1, 1, 0, 0, 0}}),
+      layer(direction, dtype, 1, {200, 150, 1}, {one, {2, 4, 2, 1, 1, 1, 0}, {2, 4, 2, 1, 1, 1, 0}}),
+      layer(direction, dtype, 1, {3, 2, 1}, {one, {4, 3, 5, 2, 1, 1, 0}, {2100, 3, 5, 2, 1, 1, 4}}),
+      layer(direction, dtype, 1, {600, 6, 1}, {one, one, {6, 3, 1, 1, 0, 0, 0}}),
+  };
+}
+
+constexpr std::array kDirections = {Direction::forward, Direction::grad_input, Direction::grad_weight,
+                                    Direction::grad_bias};
+
+TEST(Phases, RandomSmallProblems) {
+  Random random(20240607);
+  for (int i = 0; i < 2500 && !::testing::Test::HasFailure(); ++i) check_new(random_problem(random), random);
+}
+
+TEST(Phases, LargeProblems) {
+  Random random(7);
+  for (const Direction direction : kDirections) {
+    for (const Problem& problem : large_problems(direction, DType::f32)) check_new(problem, random);
+  }
+}
+
+TEST(Phases, LargeProblemsOfOtherTypesAndLayouts) {
+  Random random(8);
+  for (const Direction direction : kDirections) {
+    for (const DType dtype : {DType::f64, DType::f16, DType::bf16}) {
+      const std::vector<Problem> problems = large_problems(direction, dtype);
+      Problem problem = problems[uniform(random, 0, static_cast<std::int64_t>(problems.size()) - 1)];
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+      check_new(problem, random);
+    }
+  }
+}
+
+TEST(Phases, EveryInstructionSet) {
+  Random random(9);
+  std::vector<Problem> problems;
+  for (int i = 0; i < 200; ++i) problems.push_back(random_problem(random));
+  for (const Direction direction : kDirections) problems.push_back(large_problems(direction, DType::f32)[1]);
+  std::vector<Tensors> tensors;
+  for (const Problem& problem : problems) compute_exact(problem, tensors.emplace_back(problem, random));
+  std::vector<std::string> names;
+  for (std::int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
+    const Target target(left & -left);
+    if (!names.empty() && names.back() == cpu::target_name()) continue;
+    names.push_back(cpu::target_name());
+    SCOPED_TRACE(names.back());
+    for (std::size_t i = 0; i < problems.size(); ++i) check(problems[i], tensors[i]);
+  }
+  EXPECT_GE(names.size(), 2U) << "expected at least the best instruction set and the fallback";
+}
+
+TEST(Phases, ThreadsChangeNothing) {
+  Random random(10);
+  for (const Direction direction : kDirections) {
+    for (const Problem& problem : large_problems(direction, DType::f32)) {
+      Tensors tensors(problem, random);
+      const auto chosen = plan(problem, {}, "phases");
+      std::vector<std::byte> first;
+      for (const int threads : {1, 2, 3, 7}) {
+        Execution execution;
+        execution.parallel_for = [threads](std::int64_t count, std::int64_t /*grain*/, const ParallelBody& body) {
+          std::vector<std::thread> workers;
+          for (std::int64_t t = 0; t < threads; ++t) {
+            const std::int64_t begin = count * t / threads;
+            const std::int64_t end = count * (t + 1) / threads;
+            if (begin < end) workers.emplace_back([&body, begin, end] { body(begin, end); });
+          }
+          for (std::thread& worker : workers) worker.join();
+        };
+        tensors.result(problem).poison();
+        run(*chosen, tensors.buffers(), execution);
+        if (first.empty()) first = tensors.result(problem).bytes;
+        EXPECT_EQ(first, tensors.result(problem).bytes) << threads << " threads: " << to_string(problem);
+      }
+    }
+  }
+}
+
+TEST(Phases, ASampleDoesNotDependOnItsBatch) {
+  Random random(11);
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    for (Problem problem : large_problems(direction, DType::f32)) {
+      problem.batch = 6;
+      set_contiguous(problem);
+      Tensors all(problem, random);
+      run(*plan(problem, {}, "phases"), all.buffers());
+      Problem one = problem;
+      one.batch = 1;
+      Tensors alone(one, random);
+      const std::int64_t image = 4;
+      alone.weight.bytes = all.weight.bytes;
+      alone.bias.bytes = all.bias.bytes;
+      Tensor& source = direction == Direction::forward ? alone.input : alone.output;
+      const Tensor& sources = direction == Direction::forward ? all.input : all.output;
+      for_each_offset(source.sizes, source.strides, [&](std::int64_t offset) {
+        source.set(offset, sources.get(offset + image * source.strides[0]));
+      });
+      run(*plan(one, {}, "phases"), alone.buffers());
+      const Tensor& result = alone.result(one);
+      std::int64_t different = 0;
+      for_each_offset(result.sizes, result.strides, [&](std::int64_t offset) {
+        different += result.get(offset) != all.result(problem).get(offset + image * result.strides[0]) ? 1 : 0;
+      });
+      EXPECT_EQ(different, 0) << to_string(problem);
+    }
+  }
+}
+
+TEST(Phases, TakesEveryOrdinaryProblemAndSaysWhyNot) {
+  EXPECT_EQ(families(Backend::cpu), (std::vector<std::string>{"phases", "reference"}));
+  Problem problem;
+  problem.axes[2] = {2, 3, 1, 100'000'000, 99'999'990, 99'999'990, 0};
+  set_contiguous(problem);
+  const auto chosen = plan(problem);
+  EXPECT_EQ(chosen->family, "reference");
+  ASSERT_EQ(chosen->declined.size(), 1U);
+  EXPECT_NE(chosen->declined[0].reason.find("packed line"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tconv::test

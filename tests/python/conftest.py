@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+import tconv.testing
+
+# The problems are small, and threads that wait for one another on a busy machine take most of the time;
+# test_threads.py is about threads.
+torch.set_num_threads(1)
+
+# Memory that PyTorch allocates holds NaN until it is written: an element that a kernel forgets can't pass by luck.
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.fixture(autouse=True)
+def seed(request):
+    """Data that differs from test to test and is the same from run to run."""
+    torch.manual_seed(sum(request.node.nodeid.encode()))
+
+
+@pytest.fixture(params=[None, *tconv.testing.families("cpu")], ids=lambda family: family or "planned")
+def family(request):
+    """Runs the test as planned and then with each kernel family of the CPU forced."""
+    if request.param is None:
+        yield None
+        return
+    with tconv.testing.force_family(request.param):
+        yield request.param

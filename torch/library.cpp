@@ -1,0 +1,196 @@
+// The operators' schemas, and the small ones through which Python asks the core about plans and the machine.
+#include <ATen/core/List.h>
+#include <torch/library.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "execute.h"
+#include "tconv/error.h"
+#include "tconv/explain.h"
+#include "tconv/info.h"
+#include "tconv/plan.h"
+#include "tconv/problem.h"
+
+namespace tconv::front {
+namespace {
+
+using at::IntArrayRef;
+
+template <typename Enum, std::size_t kCount>
+Enum parse(const char* what, const std::string& word, const std::array<std::pair<const char*, Enum>, kCount>& words) {
+  std::string known;
+  for (const auto& [name, value] : words) {
+    if (word == name) return value;
+    known += known.empty() ? name : std::string(", ") + name;
+  }
+  throw Error(std::string(what) + " must be one of " + known + ", got \"" + word + "\"");
+}
+
+DType parse_dtype(const std::string& word) {
+  return parse<DType, 4>("dtype", word,
+                         {{{name_of(DType::f64), DType::f64},
+                           {name_of(DType::f32), DType::f32},
+                           {name_of(DType::f16), DType::f16},
+                           {name_of(DType::bf16), DType::bf16}}});
+}
+
+Direction parse_direction(const std::string& word) {
+  return parse<Direction, 4>("direction", word,
+                             {{{name_of(Direction::forward), Direction::forward},
+                               {name_of(Direction::grad_input), Direction::grad_input},
+                               {name_of(Direction::grad_weight), Direction::grad_weight},
+                               {name_of(Direction::grad_bias), Direction::grad_bias}}});
+}
+
+// "cpu", "cuda" or "cuda:1".
+Device parse_device(const std::string& text) {
+  const c10::Device device(text);
+  if (device.is_cpu()) return {};
+  if (!device.is_cuda()) throw Error("device must be cpu or cuda, got \"" + text + "\"");
+  return {Backend::cuda, device.has_index() ? device.index() : 0};
+}
+
+std::vector<Axis> axes_of(IntArrayRef input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                          IntArrayRef output_padding, IntArrayRef dilation) {
+  const std::size_t rank = kernel.size();
+  if (rank < 1 || rank > kSpatialAxes) throw Error("kernel must have 1, 2 or 3 values, got " + std::to_string(rank));
+  const auto value = [rank](const char* name, IntArrayRef values, std::size_t a) {
+    if (values.size() != rank && values.size() != 1) {
+      throw Error(std::string(name) + " must have 1 or " + std::to_string(rank) + " values, got " +
+                  std::to_string(values.size()));
+    }
+    return values[values.size() == 1 ? 0 : a];
+  };
+  std::vector<Axis> axes(rank);
+  for (std::size_t a = 0; a < rank; ++a) {
+    axes[a] = {.input = value("input", input, a),
+               .kernel = kernel[a],
+               .stride = value("stride", stride, a),
+               .dilation = value("dilation", dilation, a),
+               .pad_begin = value("padding", padding, a),
+               .pad_end = value("padding", padding, a),
+               .output_padding = value("output_padding", output_padding, a)};
+  }
+  return axes;
+}
+
+struct Question {
+  Problem problem;
+  Device device;
+};
+
+Question question_of(const std::string& dtype, const std::string& device, const std::string& direction,
+                     std::int64_t batch, std::int64_t in_channels, std::int64_t out_channels, IntArrayRef input,
+                     IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef output_padding,
+                     IntArrayRef dilation, std::int64_t groups, bool bias, bool channels_last,
+                     const std::string& precision) {
+  Question question;
+  question.device = parse_device(device);
+  Problem& problem = question.problem;
+  problem.rank = static_cast<int>(kernel.size());
+  problem.dtype = parse_dtype(dtype);
+  problem.direction = parse_direction(direction);
+  problem.precision =
+      parse<Precision, 2>("precision", precision, {{{"strict", Precision::strict}, {"tf32", Precision::tf32}}});
+  problem.bias = bias && problem.direction == Direction::forward;
+  problem.batch = batch;
+  problem.in_channels = in_channels;
+  problem.out_channels = out_channels;
+  problem.groups = groups;
+  const std::vector<Axis> axes = axes_of(input, kernel, stride, padding, output_padding, dilation);
+  for (std::size_t a = 0; a < axes.size(); ++a) problem.axes[kSpatialAxes - axes.size() + a] = axes[a];
+  validate(problem);  // before sizes are computed from it
+  set_contiguous(problem);
+  if (channels_last) {
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+  }
+  return question;
+}
+
+template <typename... Args>
+std::string explain_question(Args... args) {
+  const Question question = question_of(args...);
+  return explain(question.problem, question.device);
+}
+
+template <typename... Args>
+std::string plan_summary(Args... args) {
+  const Question question = question_of(args...);
+  return to_string(*plan(question.problem, question.device, forced_family()));
+}
+
+template <typename... Args>
+void prepare_question(Args... args) {
+  const Question question = question_of(args...);
+  plan(question.problem, question.device, forced_family())->kernel->prepare();
+}
+
+template <typename Result, typename... Args>
+struct Signature {
+  using Function = Result(Args...);
+};
+template <typename Result>
+using QuestionFunction = typename Signature<Result, std::string, std::string, std::string, std::int64_t, std::int64_t,
+                                            std::int64_t, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,
+                                            IntArrayRef, IntArrayRef, std::int64_t, bool, bool, std::string>::Function;
+
+std::vector<std::int64_t> output_size(IntArrayRef input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                                      IntArrayRef output_padding, IntArrayRef dilation) {
+  std::vector<std::int64_t> sizes;
+  for (const Axis& axis : axes_of(input, kernel, stride, padding, output_padding, dilation)) {
+    sizes.push_back(axis.output());
+  }
+  return sizes;
+}
+
+// One "key=value" per line; a key may come more than once.
+std::string info_lines() {
+  const Info found = info();
+  std::string lines = "version=" + found.version + "\ncpu_target=" + found.cpu_target +
+                      "\ncpu_threads=" + std::to_string(found.cpu_threads) +
+                      "\ncache_directory=" + found.cache_directory + "\nforced_family=" + found.forced_family +
+                      "\nthreads=" + (uses_pytorch_threads() ? "pytorch" : "own") +
+                      "\ncuda_status=" + found.cuda_status + "\n";
+  for (const std::string& device : found.cuda_devices) lines += "cuda_device=" + device + "\n";
+  return lines;
+}
+
+TORCH_LIBRARY(tconv, m) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  m.def(
+      "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] output_padding, SymInt groups, SymInt[] dilation) -> Tensor",
+      tags);
+  m.def(
+      "conv_transpose_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] output_padding, SymInt groups, SymInt[] dilation, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+      tags);
+
+  const std::string question =
+      "(str dtype, str device, str direction, int batch, int in_channels, int out_channels, int[] input, int[] kernel, "
+      "int[] stride, int[] padding, int[] output_padding, int[] dilation, int groups, bool bias, bool channels_last, "
+      "str precision)";
+  const QuestionFunction<std::string>* explain_function = &explain_question;
+  const QuestionFunction<std::string>* summary_function = &plan_summary;
+  const QuestionFunction<void>* prepare_function = &prepare_question;
+  m.def(("_explain" + question + " -> str").c_str(), explain_function);
+  m.def(("_plan_summary" + question + " -> str").c_str(), summary_function);
+  m.def(("_prepare" + question + " -> ()").c_str(), prepare_function);
+  m.def(
+      "_output_size(int[] input, int[] kernel, int[] stride, int[] padding, int[] output_padding, int[] dilation) "
+      "-> int[]",
+      &output_size);
+  m.def("_info() -> str", &info_lines);
+  m.def("_version() -> str", []() { return std::string(version()); });
+  m.def("_families(str device) -> str[]",
+        [](const std::string& device) { return families(parse_device(device).backend); });
+  m.def("_force(str family) -> ()", [](const std::string& family) { force_family(family); });
+  m.def("_forced() -> str", []() { return std::string(forced_family()); });
+}
+
+}  // namespace
+}  // namespace tconv::front
