@@ -19,6 +19,9 @@ if(TCONV_TORCH_SOURCES)
   target_include_directories(tconv_torch SYSTEM PRIVATE "${TCONV_TORCH_DIR}/include"
                                                         "${TCONV_TORCH_DIR}/include/torch/csrc/api/include")
   target_compile_definitions(tconv_torch PRIVATE _GLIBCXX_USE_CXX11_ABI=1)
+  # at::parallel_for is code in PyTorch's headers. The OpenMP library is the one that PyTorch brings, found through
+  # libtorch_cpu.so; Clang calls another one, which is not there, and leaves the work to the library's own threads.
+  target_compile_options(tconv_torch PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-fopenmp>")
   target_link_libraries(tconv_torch PRIVATE tconv "${tconv_torch_lib}/libtorch.so" "${tconv_torch_lib}/libtorch_cpu.so"
                                             "${tconv_torch_lib}/libc10.so")
   # PyTorch's libraries are loaded before this one by `import torch`: no path to them is written into the file.

@@ -6,4 +6,5 @@
 #include "tconv/info.h"
 #include "tconv/phases.h"
 #include "tconv/plan.h"
+#include "tconv/prepare.h"
 #include "tconv/problem.h"

@@ -11,6 +11,7 @@ from .modules import (
     LazyConvTranspose2d,
     LazyConvTranspose3d,
 )
+from .prepare import prepare
 
 __version__ = _library.version()
 
@@ -25,4 +26,5 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "convert",
+    "prepare",
 ]

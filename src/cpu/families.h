@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/family.h"
 
@@ -15,5 +16,10 @@ Proposal propose_reference(const Problem& problem, const DeviceProperties& devic
 
 // The instruction set that the SIMD kernels run with on this machine, such as "AVX3".
 std::string target_name();
+
+// All that this build holds and the machine can run, the best first; and the choice of one of them by name, for tests
+// (empty: the best again). Not to be called while a kernel runs.
+std::vector<std::string> target_names();
+void use_target(const std::string& name);
 
 }  // namespace tconv::cpu

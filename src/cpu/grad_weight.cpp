@@ -122,8 +122,7 @@ class GradWeight final : public Kernel {
         if (output >= channels.outputs) continue;
         T* const block = blocks + task * splits_ * block_size_;
         add_splits(block, output);
-        for (std::int64_t input = 0; input < channels.inputs; ++input)
-          store_cell(block, channels, input, output, weight);
+        for (std::int64_t row = 0; row < channels.inputs; ++row) store_cell(block, channels, row, output, weight);
       }
     });
   }
@@ -290,8 +289,7 @@ class GradWeight final : public Kernel {
   void store(const T* block, const ChannelBlock& channels, E* weight) const {
     if (std::abs(problem_.weight_strides[0]) < std::abs(problem_.weight_strides[1])) {
       for (std::int64_t output = 0; output < channels.outputs; ++output) {
-        for (std::int64_t input = 0; input < channels.inputs; ++input)
-          store_cell(block, channels, input, output, weight);
+        for (std::int64_t row = 0; row < channels.inputs; ++row) store_cell(block, channels, row, output, weight);
       }
     } else {
       for (std::int64_t input = 0; input < channels.inputs; ++input) {

@@ -273,6 +273,20 @@ HWY_EXPORT(bfloat16_elements);
 
 std::string target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
 
+std::vector<std::string> target_names() {
+  std::vector<std::string> names;
+  for (const std::int64_t each : hwy::SupportedAndGeneratedTargets()) names.emplace_back(hwy::TargetName(each));
+  return names;
+}
+
+void use_target(const std::string& name) {
+  hwy::SetSupportedTargetsForTest(0);
+  for (const std::int64_t each : hwy::SupportedAndGeneratedTargets()) {
+    if (hwy::TargetName(each) == name) hwy::SetSupportedTargetsForTest(each);
+  }
+  hwy::GetChosenTarget().DeInit();
+}
+
 template <>
 const MathOps<float>& math_ops<float>() {
   return HWY_DYNAMIC_DISPATCH(float_math)();

@@ -61,6 +61,34 @@ class DirectKernel final : public Kernel {
   JitKernel jit_;
 };
 
+class DepthwiseKernel final : public Kernel {
+ public:
+  DepthwiseKernel(DepthwisePlan plan, DType dtype, const DeviceProperties& device)
+      : plan_(std::move(plan)),
+        device_(device.device.index),
+        jit_(depthwise_source(plan_.config, dtype), 0, device.arch) {}
+
+  void prepare() const override { jit_.prepare(device_); }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    DepthwiseArguments arguments = plan_.arguments;
+    arguments.input = buffers.input;
+    arguments.weight = buffers.weight;
+    arguments.bias = buffers.bias;
+    arguments.output = buffers.output;
+    void* pointers[] = {&arguments};
+    const auto threads = static_cast<unsigned>(depthwise_geometry(plan_.config).threads);
+    jit_.launch(device_, {.grid_x = static_cast<unsigned>(plan_.blocks), .block = threads}, pointers, execution.stream);
+  }
+
+  std::string describe() const override { return cuda::describe(plan_); }
+
+ private:
+  DepthwisePlan plan_;
+  int device_;
+  JitKernel jit_;
+};
+
 }  // namespace
 
 KernelSource direct_source(const DirectConfig& c, DType dtype) {
@@ -72,6 +100,8 @@ KernelSource direct_source(const DirectConfig& c, DType dtype) {
                                  c.input_channels_last,
                                  c.output_channels_last,
                                  c.weight_packed,
+                                 c.input_dense,
+                                 c.store,
                                  c.cells_depth,
                                  c.cells_height,
                                  c.cells_width,
@@ -92,6 +122,16 @@ KernelSource direct_source(const DirectConfig& c, DType dtype) {
   return {.file = "direct.cuh", .config = config, .entry = "tconv_direct"};
 }
 
+KernelSource depthwise_source(const DepthwiseConfig& c, DType dtype) {
+  const std::string tile = join({c.element_bytes, c.accumulator_bytes, c.bias, c.weight_packed, c.store, c.strip,
+                                 c.strips, c.cells_height, c.lanes_width, c.lanes_height, c.planes, c.min_blocks},
+                                ", ");
+  const std::string config = "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " +
+                             std::string(type_of(dtype)) + ";\n#define TCONV_DEPTHWISE_CONFIG {" +
+                             axis_text(c.height) + ", " + axis_text(c.width) + ", " + tile + "}\n";
+  return {.file = "direct_depthwise.cuh", .config = config, .entry = "tconv_depthwise"};
+}
+
 std::string describe(const DirectPlan& plan) {
   const DirectConfig& c = plan.config;
   const DirectGeometry g = direct_geometry(c);
@@ -105,7 +145,22 @@ std::string describe(const DirectPlan& plan) {
          " blocks per multiprocessor, grid " + std::to_string(plan.blocks);
 }
 
+std::string describe(const DepthwisePlan& plan) {
+  const DepthwiseConfig& c = plan.config;
+  return "depthwise; a thread: " + std::to_string(c.cells_height) + " rows of " + std::to_string(c.strips) + " x " +
+         std::to_string(c.strip) + " cells, stores of " + std::to_string(c.store * c.element_bytes) + " bytes; threads " +
+         join({c.lanes_height, c.lanes_width}, "x") + " of " + std::to_string(c.planes) +
+         (c.planes == 1 ? " plane" : " planes") + ", grid " + std::to_string(plan.blocks);
+}
+
 Proposal propose_direct(const Problem& problem, const DeviceProperties& device) {
+  DepthwisePlan depthwise = plan_depthwise(problem, device);
+  if (depthwise.declined.empty()) {
+    Proposal proposal;
+    proposal.expected_seconds = depthwise.expected_seconds;
+    proposal.kernel = std::make_shared<DepthwiseKernel>(std::move(depthwise), problem.dtype, device);
+    return proposal;
+  }
   DirectPlan plan = plan_direct(problem, device);
   if (!plan.declined.empty()) return Proposal::decline(plan.declined);
   Proposal proposal;

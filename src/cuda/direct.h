@@ -4,15 +4,18 @@
 #include <string>
 
 #include "core/family.h"
+#include "cuda/direct_depthwise_plan.h"
 #include "cuda/direct_plan.h"
 #include "cuda/source.h"
 
 namespace tconv::cuda {
 
 KernelSource direct_source(const DirectConfig& config, DType dtype);
+KernelSource depthwise_source(const DepthwiseConfig& config, DType dtype);
 
 // Tile, threads, shared memory and grid in a line.
 std::string describe(const DirectPlan& plan);
+std::string describe(const DepthwisePlan& plan);
 
 Proposal propose_direct(const Problem& problem, const DeviceProperties& device);
 

@@ -74,6 +74,20 @@ std::string declines(const Problem& problem, const DeviceProperties& device) {
   return {};
 }
 
+// Neighbours of an output's row that can be stored together, as far as the layout goes.
+int together(const Problem& problem) {
+  const Sizes sizes = problem.output_sizes();
+  const Strides& strides = problem.output_strides;
+  if (strides[4] != 1) return 0;
+  int count = 16 / static_cast<int>(size_of(problem.dtype));
+  // The batch's stride counts whatever the batch, so that the batch changes no kernel.
+  while (sizes[4] % count != 0 || strides[0] % count != 0 || (sizes[1] > 1 && strides[1] % count != 0) ||
+         (sizes[2] > 1 && strides[2] % count != 0) || (sizes[3] > 1 && strides[3] % count != 0)) {
+    count /= 2;
+  }
+  return count;
+}
+
 // The config without a tile.
 DirectConfig shape_of(const Problem& problem) {
   DirectConfig c{};
@@ -92,6 +106,8 @@ DirectConfig shape_of(const Problem& problem) {
   const Strides packed = contiguous_strides(problem.weight_sizes());
   c.weight_packed = std::equal(packed.begin() + 1, packed.end(), problem.weight_strides.begin() + 1) ? 1 : 0;
   c.output_channels_last = channels_last(problem.output_strides, problem.out_channels, problem.axes[2].output());
+  c.input_dense = problem.input_strides[4] == 1 ? 1 : 0;
+  c.store = together(problem);
   return c;
 }
 
@@ -211,14 +227,16 @@ BlockCost block_cost(const DirectConfig& c, const DirectGeometry& g, const Devic
   const double row_lanes = std::min(1.0, g.row_length / 32.0);
   const double load = c.input_channels_last != 0
                           ? inputs / 32 * 40
-                          : rows * row_lanes * (6 + 4 * std::ceil(g.row_length / 32.0) + 50.0 / c.chunk);
+                          : rows * row_lanes * (6 + 3 * std::ceil(g.row_length / 32.0) + 50.0 / c.chunk);
   const double store =
-      outputs / 32 * (3.5 + 10.0 / (c.output_channels_last != 0 ? g.strip_outputs : c.thread_channels));
+      c.output_channels_last != 0
+          ? outputs / 32 * (9 + 10.0 / g.strip_outputs)
+          : outputs / 32 * (1.5 + (g.piece != 0 ? 2.5 : 9 + 10.0 / c.thread_channels) / std::max(1, g.store));
   const double reduce = (c.chunk_parts - 1.0) * g.threads / c.chunk_parts / 32 * g.sums * 3;
 
   BlockCost cost;
   cost.busy =
-      200 + compute + (load + store + reduce + weights / 32 * (c.weight_packed != 0 ? 30 : 45)) / 4 / kEfficiency;
+      200 + compute + (load + store + reduce + weights / 32 * (c.weight_packed != 0 ? 4 : 8)) / 4 / kEfficiency;
   // A warp alone issues every second cycle or so, and each chunk waits for its loads.
   cost.latency = 2000 + 1500.0 * (g.chunks - 1) + 2 * (bodies * body_issue * 32 / g.threads);
   cost.resident = std::max(1, std::min(resident_blocks(g, direct_registers(c, g), device), c.min_blocks));

@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kMostDevices = 64;
 
+thread_local JitKernelWatch* t_watch = nullptr;
+
 }  // namespace
 
 struct JitKernel::State {
@@ -27,6 +29,7 @@ JitKernel::JitKernel(KernelSource source, std::size_t dynamic_shared_bytes, int 
   state_->source = std::move(source);
   state_->dynamic_shared_bytes = dynamic_shared_bytes;
   state_->arch = arch;
+  if (t_watch != nullptr) t_watch->made_.push_back({state_->source, dynamic_shared_bytes, arch});
 }
 
 JitKernel::JitKernel(JitKernel&&) noexcept = default;
@@ -63,5 +66,8 @@ void JitKernel::launch(int device, const LaunchShape& shape, void** arguments, v
       static_cast<unsigned>(state_->dynamic_shared_bytes), static_cast<DriverStream>(stream), arguments, nullptr);
   if (result != 0) check(result, "launch " + state_->source.entry + " on GPU " + std::to_string(device));
 }
+
+JitKernelWatch::JitKernelWatch() : outer_(std::exchange(t_watch, this)) {}
+JitKernelWatch::~JitKernelWatch() { t_watch = outer_; }
 
 }  // namespace tconv::cuda

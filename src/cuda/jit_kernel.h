@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "cuda/source.h"
 
@@ -39,6 +40,28 @@ class JitKernel {
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+// Notes every kernel that this thread makes while it lives: what a plan would compile can be seen without a GPU.
+class JitKernelWatch {
+ public:
+  struct Made {
+    KernelSource source;
+    std::size_t dynamic_shared_bytes = 0;
+    int arch = 0;
+  };
+
+  JitKernelWatch();
+  JitKernelWatch(const JitKernelWatch&) = delete;
+  JitKernelWatch& operator=(const JitKernelWatch&) = delete;
+  ~JitKernelWatch();
+
+  const std::vector<Made>& made() const { return made_; }
+
+ private:
+  friend class JitKernel;
+  std::vector<Made> made_;
+  JitKernelWatch* outer_;
 };
 
 }  // namespace tconv::cuda

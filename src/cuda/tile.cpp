@@ -28,7 +28,7 @@ std::string initialiser(const TileShape& s) {
   text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.span) + ", " + list(s.slots) + ", ";
   text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + number(s.row_tiles) + number(s.column_tiles);
-  text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams);
+  text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.output_channels_last);
@@ -47,7 +47,9 @@ std::string back_tables(const TileShape& shape) {
     cells += std::to_string(position) + ", ";
     rows += std::to_string(row_tiles_with_tap(shape, index)) + "u, ";
   }
-  return "__constant__ int kBackCells[] = {" + cells + "};\n__constant__ unsigned kBackRows[] = {" + rows + "};\n";
+  // Twice: for loops that are unrolled whole, where they become immediate operands, and for the others.
+  return "constexpr int kFixedBackCells[] = {" + cells + "};\nconstexpr unsigned kFixedBackRows[] = {" + rows +
+         "};\n__constant__ int kBackCells[] = {" + cells + "};\n__constant__ unsigned kBackRows[] = {" + rows + "};\n";
 }
 
 // The wgmma of the shape's width as a function: its operand list has one register per accumulator.
@@ -78,12 +80,20 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
   source.config += std::string("using Element = ") + (shape.element_bytes == 4 ? "float" : "unsigned short") + ";\n";
   source.config += "constexpr TileShape kShape = " + initialiser(shape) + ";\n";
   source.config += back_tables(shape);
+  source.config += "#define kClusterAttribute " +
+                   (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.warpgroup) source.config += multiply_function(shape);
   return source;
 }
 
 KernelSource main_source(const TileShape& shape) {
   return source_of(shape, shape.warpgroup ? "tile_sm90.cuh" : "tile.cuh", "tconv_tile");
+}
+
+bool has_dense_taps(const Problem& problem) {
+  const Strides& strides = problem.weight_strides;
+  return (problem.axes[1].kernel == 1 || strides[3] == strides[4] * problem.axes[2].kernel) &&
+         (problem.axes[0].kernel == 1 || strides[2] == strides[4] * problem.axes[2].kernel * problem.axes[1].kernel);
 }
 
 // Shared memory that a block of the pack kernel may take; larger sets of weights are packed without it.
@@ -94,8 +104,9 @@ bool packs_staged(const TileShape& shape) {
   return taps * shape.block_channels * shape.vector() * shape.element_bytes < kMostPackBytes - 64;
 }
 
-KernelSource pack_source(const TileShape& shape) {
+KernelSource pack_source(const TileShape& shape, bool dense_taps) {
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
+  source.config += std::string("constexpr bool kDenseTaps = ") + text_of(dense_taps) + ";\n";
   source.config += std::string("constexpr bool kStaged = ") + text_of(packs_staged(shape)) + ";\n";
   return source;
 }
@@ -109,7 +120,7 @@ class TileKernel final : public Kernel {
         kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
     if (shape_.packed) {
       const int shared = packs_staged(shape_) ? pack_shared_bytes(shape_) : 0;
-      pack_.emplace(pack_source(shape_), static_cast<std::size_t>(shared), device.arch);
+      pack_.emplace(pack_source(shape_, has_dense_taps(problem)), static_cast<std::size_t>(shared), device.arch);
     }
     if (shape_.wide_input) {
       TileShape narrow = shape_;
@@ -140,7 +151,8 @@ class TileKernel final : public Kernel {
     const bool aligned = reinterpret_cast<std::uintptr_t>(buffers.input) % 16 == 0;
     const JitKernel& kernel = unaligned_ && !aligned ? *unaligned_ : kernel_;
     void* arguments[] = {&params};
-    kernel.launch(device_, {.grid_x = static_cast<unsigned>(blocks_), .block = static_cast<unsigned>(shape_.threads())},
+    kernel.launch(device_, {.grid_x = static_cast<unsigned>(blocks_ * shape_.depth_blocks),
+                            .block = static_cast<unsigned>(shape_.threads())},
                   arguments, execution.stream);
   }
 
@@ -153,7 +165,8 @@ class TileKernel final : public Kernel {
   std::size_t packed_bytes() const {
     long long rows = static_cast<long long>(params_.groups) * params_.channel_blocks;
     for (const int blocks : params_.residue_blocks) rows *= blocks;
-    return static_cast<std::size_t>(rows * shape_.packed_bytes());
+    // The last copy of a block may reach one stage too far.
+    return static_cast<std::size_t>(rows * shape_.packed_bytes() + shape_.weight_stage_bytes());
   }
 
   std::string describe() const override {
@@ -165,7 +178,8 @@ class TileKernel final : public Kernel {
     text += std::string(s.warpgroup ? ", warpgroups " : ", warps ") + std::to_string(s.row_teams) + "x" +
             std::to_string(s.column_teams) + "x" + std::to_string(s.depth_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(8 * s.column_tiles);
-    text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
+    if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
+    text += ", " + std::to_string(blocks_ * s.depth_blocks) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
             " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
             (s.packed ? "packed" : "in place");
     return text;
@@ -209,7 +223,7 @@ class TileKernel final : public Kernel {
 }  // namespace
 
 KernelSource tile_source(const TileShape& shape) { return main_source(shape); }
-KernelSource tile_pack_source(const TileShape& shape) { return pack_source(shape); }
+KernelSource tile_pack_source(const TileShape& shape) { return pack_source(shape, true); }
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
   if (std::string reason = why_no_tile(problem, device); !reason.empty()) return Proposal::decline(std::move(reason));

@@ -83,39 +83,49 @@ bool set_span(TileShape& shape, const Axis& axis, int a, int span) {
 // Whether each phase of a block has a tap at each distance, so that no product can be left out.
 bool every_phase_has_every_tap(const TileShape& shape) {
   for (int a = 0; a < kSpatialAxes; ++a) {
-    if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: multiplied by stored zeros
+    if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: see skips_backs
     for (int slot = 0; slot < shape.slots[a]; ++slot) {
       for (int back = 0; back < shape.backs[a]; ++back) {
-        const int reach = shape.residue_of(a, slot) + shape.stride[a] * back * shape.back_step[a];
-        if (reach % shape.dilation[a] != 0 || reach / shape.dilation[a] >= shape.kernel[a]) return false;
+        if (!shape.has_tap(a, shape.residue_of(a, slot), back)) return false;
       }
     }
   }
   return true;
 }
 
-// One sample so small that its blocks could not fill a chip: the warps of a block then share the sum.
-bool is_small_sample(const Problem& problem, const TileShape& shape) {
+// Blocks of 64 rows by 128 cells that one sample gives: the measure of how well it fills a chip.
+double blocks_of_sample(const Problem& problem, const TileShape& shape) {
   double rows = shape.out_channels;
   double cells = 1;
   for (const Axis& axis : problem.axes) {
     rows *= static_cast<double>(residues_with_taps(axis).size());
     cells *= static_cast<double>(cells_of(axis));
   }
-  return std::ceil(rows / 64) * std::ceil(cells / 64) * static_cast<double>(problem.groups) < 96;
+  return std::ceil(rows / 64) * std::ceil(cells / 128) * static_cast<double>(problem.groups);
 }
 
-// Everything that sets the order of the sums, from one sample alone.
+// Everything that sets the order of the sums, from one sample alone: channels per chunk, and who shares a sum when the
+// sample alone could not fill the chip (the blocks of a cluster, or the warps of a block).
 void set_depth(const Problem& problem, TileShape& shape) {
-  const bool small = is_small_sample(problem, shape);
+  const double blocks = blocks_of_sample(problem, shape);
+  const bool small = blocks < 48;
   const int products = shape.all_backs();
-  int slabs = products >= 4 ? 2 : products >= 2 ? 4 : 8;
-  if (small) slabs = products >= 9 ? 2 : products >= 4 ? 4 : products >= 2 ? 8 : 16;
+  int slabs = products >= 8 ? 2 : products >= 2 ? 4 : 8;
+  if (small) slabs = products >= 9 ? 2 : products >= 4 ? 4 : 8;
   const int needed = static_cast<int>(round_up(ceil_div(shape.channels, shape.vector()), 2));
   shape.slabs = std::min(slabs, needed);
   if (shape.slabs == 6) shape.slabs = 4;
-  if (shape.slabs > 8 && shape.slabs < 16) shape.slabs = 8;
-  shape.depth_teams = small && products * shape.slabs / 2 >= 4 ? 4 : 1;
+  shape.depth_teams = 1;
+  shape.depth_blocks = 1;
+  if (!shape.warpgroup) {
+    if (small && products * shape.slabs / 2 >= 4) shape.depth_teams = 4;
+    return;
+  }
+  // A cluster costs a few microseconds: each block must keep a long enough sum.
+  const double depth = static_cast<double>(shape.chunks()) * products;
+  for (const int share : {2, 4}) {
+    if (blocks * share <= 160 && shape.chunks() % share == 0 && depth / share >= 32 * share) shape.depth_blocks = share;
+  }
 }
 
 using CellTile = std::array<int, 4>;
@@ -204,19 +214,31 @@ int registers_of(const TileShape& shape) {
     const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
     weights = 4 * static_cast<int>(ceil_div(items, shape.threads()));
   }
-  return accumulators + fragments + input_items * per_item + weights + (shape.warpgroup ? 44 : 56);
+  return accumulators + fragments + input_items * (per_item + 1) + weights + (shape.warpgroup ? 40 : 52);
 }
 
 // Cost of a candidate in seconds. Per block: multiplication, traffic beyond the block and instructions of the loader and the
 // epilogue; the largest of them counts fully and the others in part, since resident blocks overlap. The constants are
 // fitted to measurements on an H200 (docs/notes/tile.md).
-double cost_of(const TileShape& shape, const Problem& problem, const DeviceProperties& device, long long blocks) {
+double cost_of(const TileShape& shape, const Problem& problem, const DeviceProperties& device, long long tiles) {
+  const double blocks = static_cast<double>(tiles) * shape.depth_blocks;
   const double clock = 1.7e9;
   const double half = shape.element_bytes == 2 ? 2.0 : 1.0;
   const double peak = device.tf32_rate / 2 / device.multiprocessors / clock * half;  // multiply-adds per cycle
   double tile_products = 0;  // products of one row tile, all columns of a team and one step of depth
   for (int back = 0; back < shape.all_backs(); ++back) tile_products += __builtin_popcount(row_tiles_with_tap(shape, back));
-  tile_products *= static_cast<double>(shape.chunks()) * shape.slabs / 2 * shape.column_teams;
+  if (shape.skips_backs()) {
+    for (int a = 0; a < kSpatialAxes; ++a) {
+      if (shape.span[a] != 1 || shape.stride[a] == 1) continue;
+      double taps = 0;
+      for (int residue = 0; residue < shape.stride[a]; ++residue) {
+        for (int back = 0; back < shape.backs[a]; ++back) taps += shape.has_tap(a, residue, back) ? 1 : 0;
+      }
+      tile_products *= taps / (static_cast<double>(shape.stride[a]) * shape.backs[a]);
+    }
+  }
+  const double chunks = shape.block_chunks();
+  tile_products *= chunks * shape.slabs / 2 * shape.column_teams;
   const double step_channels = 2.0 * shape.vector();
   const double columns = 8.0 * shape.column_tiles;
   double multiply = 0;
@@ -228,9 +250,9 @@ double cost_of(const TileShape& shape, const Problem& problem, const DevicePrope
     const double rate = peak * 0.55 / (shape.math == TileMath::fp32x3 ? 3.5 : 1.0);
     multiply = tile_products * std::max(16 * columns * step_channels / rate, reads * 1.1);
   }
-  const double input_bytes = static_cast<double>(shape.chunks()) * shape.input_stage_bytes();
-  const double weight_bytes = static_cast<double>(shape.chunks()) * shape.all_backs() * shape.slabs * shape.rows() * 16;
-  const double outputs = static_cast<double>(shape.positions()) * shape.block_channels;
+  const double input_bytes = chunks * shape.input_stage_bytes();
+  const double weight_bytes = chunks * shape.all_backs() * shape.slabs * shape.rows() * 16;
+  const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   // Rows that begin and end inside a 32-byte sector move it whole.
   const auto with_sectors = [&](int elements) { return 1 + 32.0 / (elements * shape.element_bytes); };
   const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3));
@@ -238,31 +260,35 @@ double cost_of(const TileShape& shape, const Problem& problem, const DevicePrope
   const double traffic =
       (input_bytes * input_sectors + weight_bytes + 1.5 * outputs * shape.element_bytes * output_sectors) / 30;
   const double loader = input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) +
-                        (shape.packed ? weight_bytes / 16 * 4 : weight_bytes / shape.element_bytes * 40);
+                        (shape.packed ? weight_bytes / 16 * 4 : weight_bytes / shape.element_bytes * 90);
   const double epilogue = outputs * 9 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;
   const double instructions = (loader + epilogue) / 128 / 0.6;
-  const double stages = static_cast<double>(shape.chunks()) * shape.stages_per_chunk();
+  const double stages = chunks * shape.stages_per_chunk();
 
   const double sum = multiply + traffic + instructions;
   const double busy = 0.65 * std::max({multiply, traffic, instructions}) + 0.35 * sum;
   const double latency = 2500 + stages * 650 + outputs / shape.threads() * 12 + 0.6 * multiply;
   const int resident = std::max(shape.blocks_per_multiprocessor, 1);
   const double slots = static_cast<double>(device.multiprocessors) * resident;
-  const double full_waves = std::floor(static_cast<double>(blocks) / slots);
-  const double rest = static_cast<double>(blocks) - full_waves * slots;
+  const double full_waves = std::floor(blocks / slots);
+  const double rest = blocks - full_waves * slots;
   double cycles = full_waves * std::max(busy * resident, latency);
   if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
-  if (resident == 1) cycles *= 1.25;  // nothing to overlap a block's start and end with
+  cycles *= resident == 1 ? 1.3 : resident == 2 ? 1.0 : 0.82;  // more blocks overlap more of each other's start and end
+  if (shape.warpgroup && shape.row_teams > 1) cycles *= 1.2;  // warpgroups of a block wait for each other at every stage
   const double bytes = static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
                                            element_count(problem.weight_sizes())) * shape.element_bytes;
-  const double packing = shape.packed ? 3e-6 + 2 * weight_bytes * static_cast<double>(block_rows_of(shape, problem)) / 2e12 : 0;
-  return std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
+  const double packing = shape.packed ? 3e-6 + 2 * weight_bytes * shape.depth_blocks * static_cast<double>(block_rows_of(shape, problem)) / 2e12 : 0;
+  const double seconds = std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
+  // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
+  const bool whole_rows = shape.span[1] == shape.stride[1] && shape.span[2] == shape.stride[2];
+  return seconds * (whole_rows ? 0.98 : 1.0) * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }
 
 // Fits stages and residency around rows and columns; false when it cannot be built.
 bool complete(TileShape& shape, const DeviceProperties& device) {
   shape.all_taps = every_phase_has_every_tap(shape);
-  const int most_weight_bytes = 40 * 1024;
+  const int most_weight_bytes = (shape.warpgroup ? 20 : 40) * 1024;
   const int per_back = shape.slabs * shape.rows() * 16;
   if (shape.packed) {
     shape.stage_backs = std::clamp(most_weight_bytes / per_back, 1, shape.all_backs());
@@ -324,8 +350,7 @@ unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
     bool tap = true;
     for (int a = 0; a < kSpatialAxes; ++a) {
       if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: multiplied by stored zeros
-      const int reach = shape.residue_of(a, slots[a]) + shape.stride[a] * back[a] * shape.back_step[a];
-      tap = tap && reach % shape.dilation[a] == 0 && reach / shape.dilation[a] < shape.kernel[a];
+      tap = tap && shape.has_tap(a, shape.residue_of(a, slots[a]), back[a]);
     }
     if (!tap) continue;
     const int first = slot * shape.block_channels / shape.tile_rows();
@@ -440,7 +465,7 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
             TileCandidate candidate;
             candidate.shape = shape;
             candidate.blocks = block_rows_of(shape, problem) * block_cells_of(shape, problem);
-            if (candidate.blocks > kIntMax) continue;
+            if (candidate.blocks > kIntMax / 8) continue;
             candidate.expected_seconds = cost_of(shape, problem, device, candidate.blocks);
             candidates.push_back(candidate);
           }

@@ -19,13 +19,27 @@
 
 #define __shfl_sync(mask, value, from) tconv::test::BlockEmulator::shuffle(value, from)
 
+namespace tconv::test {
+inline void require_aligned(const void* pointer, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(pointer) % bytes != 0) throw std::runtime_error("an access is not aligned");
+}
+}  // namespace tconv::test
+
 #define TCONV_EMULATE_DIRECT(element, accumulator, to_accumulator, to_element) \
   using Element = element;                                                     \
   using Accumulator = accumulator;                                             \
   inline DirectConfig kConfig;                                                 \
   inline DirectGeometry kGeometry;                                             \
   inline Accumulator widen(Element value) { return to_accumulator; }           \
-  inline Element narrow(Accumulator value) { return to_element; }
+  inline Element narrow(Accumulator value) { return to_element; }              \
+  namespace direct {                                                           \
+  inline void move_run(Element* to, const Element* from) {                     \
+    const auto bytes = sizeof(Element) * static_cast<std::size_t>(kGeometry.store); \
+    tconv::test::require_aligned(to, bytes);                                   \
+    tconv::test::require_aligned(from, bytes);                                 \
+    std::memcpy(to, from, bytes);                                              \
+  }                                                                            \
+  }
 
 namespace direct_f64 {
 TCONV_EMULATE_DIRECT(double, double, value, value)

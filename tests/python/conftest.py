@@ -1,7 +1,16 @@
+import unittest.mock
+import warnings
+
 import pytest
 import torch
 
 import tconv.testing
+
+# PyTorch's test helpers (samples, opcheck) forbid assignments to its backend flags for the rest of the process, as soon
+# as they are imported. A user's process has no such ban, and the benchmark sets flags: import them here without it.
+with warnings.catch_warnings(), unittest.mock.patch.object(torch.backends, "disable_global_flags"):
+    warnings.simplefilter("ignore")
+    import torch.testing._internal.common_utils  # noqa: F401
 
 # The problems are small, and threads that wait for one another on a busy machine take most of the time;
 # test_threads.py is about threads.

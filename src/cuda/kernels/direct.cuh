@@ -212,8 +212,10 @@ __device__ __forceinline__ void compute_block(const DirectArguments& a, unsigned
       const Accumulator* const shift = bias + (strip.plane * kConfig.channel_parts + part) * kConfig.thread_channels;
       if (kConfig.output_channels_last != 0) {
         store_channels(a, output, channels, start, columns, shift, strip_sums, stage, lane % 32);
+      } else if (kGeometry.store > 1 && reinterpret_cast<u64>(a.output) % (kGeometry.store * sizeof(Element)) == 0) {
+        store_rows<true>(a, output, channels, start, columns, shift, strip_sums, stage, lane % 32);
       } else {
-        store_rows(a, output, channels, start, columns, shift, strip_sums, stage, lane % 32);
+        store_rows<false>(a, output, channels, start, columns, shift, strip_sums, stage, lane % 32);
       }
     }
   }

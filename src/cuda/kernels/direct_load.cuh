@@ -2,6 +2,7 @@
 namespace direct {
 
 using tconv_device::i64;
+using tconv_device::u64;
 
 // The block's place: its tile in cells and its first plane.
 struct Place {
@@ -58,29 +59,45 @@ __device__ __forceinline__ void load_planes(const DirectArguments& a, const Plac
 __device__ __forceinline__ void load_weights(const DirectArguments& a, int first_in, int thread,
                                              const DirectPlane* planes, Accumulator* weights) {
   const int channels = kConfig.channel_parts * kConfig.thread_channels;
-  const int taps = kConfig.depth.kernel * kConfig.height.kernel * kConfig.width.kernel;
+  const int rows = kConfig.depth.kernel * kConfig.height.kernel;
+  const int length = kConfig.width.kernel;
   const int ins = kConfig.in_channels - first_in < kConfig.chunk ? kConfig.in_channels - first_in : kConfig.chunk;
   const Element* const global = static_cast<const Element*>(a.weight);
-#pragma unroll 4
-  for (int i = thread; i < kConfig.planes * kConfig.chunk * channels * taps; i += kGeometry.threads) {
-    const int tap = i % taps;
-    const int channel = i / taps % channels;
-    const int in = i / (taps * channels) % kConfig.chunk;
-    const int p = i / (taps * channels * kConfig.chunk);
-    const int kw = tap % kConfig.width.kernel;
-    const int kh = tap / kConfig.width.kernel % kConfig.height.kernel;
-    const int kd = tap / (kConfig.width.kernel * kConfig.height.kernel);
+  // A thread takes rows, so that a position is worked out once for all taps of the width.
+#pragma unroll 2
+  for (int i = thread; i < kConfig.planes * kConfig.chunk * channels * rows; i += kGeometry.threads) {
+    const int row = i % rows;
+    const int channel = i / rows % channels;
+    const int in = i / (rows * channels) % kConfig.chunk;
+    const int p = i / (rows * channels * kConfig.chunk);
     const bool valid = in < ins && channel < planes[p].channels;
-    i64 from = planes[p].weight + (first_in + in) * a.weight_in;
+    const Element* from = global + planes[p].weight + (first_in + in) * a.weight_in;
     if (kConfig.weight_packed != 0) {
-      from += channel * taps + tap;
+      from += (channel * rows + row) * length;
     } else {
-      from += channel * a.weight_out + kd * a.weight_depth + kh * a.weight_height + kw * a.weight_width;
+      from += channel * a.weight_out + row / kConfig.height.kernel * a.weight_depth +
+              row % kConfig.height.kernel * a.weight_height;
     }
-    const int to = p * kGeometry.weight_plane + channel / kConfig.thread_channels * kGeometry.weight_part +
-                   in * kGeometry.weight_channel + (kd * kConfig.height.kernel + kh) * kGeometry.weight_row +
-                   kw * kConfig.thread_channels + channel % kConfig.thread_channels;
-    copy_async(weights + to, valid ? global + from : global, valid);
+    if (!valid) from = global;
+    Accumulator* const to = weights + p * kGeometry.weight_plane +
+                            channel / kConfig.thread_channels * kGeometry.weight_part + in * kGeometry.weight_channel +
+                            row * kGeometry.weight_row + channel % kConfig.thread_channels;
+    if (sizeof(Element) == sizeof(Accumulator)) {
+#pragma unroll
+      for (int kw = 0; kw < length; ++kw) {
+        copy_async(to + kw * kConfig.thread_channels, from, valid);
+        if (valid) from += kConfig.weight_packed != 0 ? 1 : a.weight_width;
+      }
+    } else {
+      Element values[length];
+#pragma unroll
+      for (int kw = 0; kw < length; ++kw) {
+        values[kw] = Element{};
+        if (valid) values[kw] = from[kConfig.weight_packed != 0 ? kw : kw * a.weight_width];
+      }
+#pragma unroll
+      for (int kw = 0; kw < length; ++kw) to[kw * kConfig.thread_channels] = widen(values[kw]);
+    }
   }
 }
 
@@ -112,9 +129,10 @@ __device__ __forceinline__ void load_rows(const DirectArguments& a, const Place&
     const bool row = planes[p].channels != 0 &&
                      inside(place.depth, a.pad_cells_depth, kGeometry.depth.low, depth, a.in_depth) &&
                      inside(place.height, a.pad_cells_height, kGeometry.height.low, height, a.in_height);
-    const Element* const base = static_cast<const Element*>(a.input);
-    i64 from = planes[p].input + (first_in + first) * a.input_channel + depth * a.input_depth +
-               height * a.input_height + lane * a.input_width;
+    const i64 apart = kConfig.input_dense != 0 ? 1 : a.input_width;
+    const Element* from = static_cast<const Element*>(a.input) +
+                          (planes[p].input + (first_in + first) * a.input_channel + depth * a.input_depth +
+                           height * a.input_height + lane * apart);
     const int to = p * kGeometry.input_plane + (depth * kGeometry.rows_height + height) * kGeometry.pitch + lane;
     if (sizeof(Element) == sizeof(Accumulator)) {
 #pragma unroll 2
@@ -124,8 +142,7 @@ __device__ __forceinline__ void load_rows(const DirectArguments& a, const Place&
           const int column = c * lanes + lane;
           const bool valid = row && inside(place.width, a.pad_cells_width, kGeometry.width.low, column, a.in_width);
           if (column < length) {
-            copy_async(inputs + to + in * kGeometry.input_channel + c * lanes,
-                       valid ? base + (from + c * lanes * a.input_width) : base, valid);
+            copy_async(inputs + to + in * kGeometry.input_channel + c * lanes, from + c * lanes * apart, valid);
           }
         }
         from += step * a.input_channel;
@@ -143,7 +160,7 @@ __device__ __forceinline__ void load_rows(const DirectArguments& a, const Place&
           for (int v = 0; v < batch; ++v) {
             values[v] = Element{};
             if (valid && in + v * step < ins)
-              values[v] = base[from + c * lanes * a.input_width + v * step * a.input_channel];
+              values[v] = from[c * lanes * apart + v * step * a.input_channel];
           }
 #pragma unroll
           for (int v = 0; v < batch; ++v) {

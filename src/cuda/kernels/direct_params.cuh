@@ -28,6 +28,8 @@ struct DirectConfig {
   int input_channels_last;   // lanes load along the channels, else along the row
   int output_channels_last;  // lanes store along the channels, else along the row
   int weight_packed;         // the weights of an input channel lie as (out channel, depth, height, width), without gaps
+  int input_dense;           // elements of a row of the input are neighbours
+  int store;                 // neighbours of a row that may be stored together; 0: they are apart
 
   // The tile of a block, in cells, for `planes` planes.
   int cells_depth;
@@ -76,6 +78,8 @@ struct DirectGeometry {
   int strip_outputs;  // outputs of a strip: strip x width stride
   int window;         // inputs that a strip reads from a row
   int sums;           // accumulators of a thread
+  int store;          // outputs that are stored together
+  int piece;          // a warp's strips are neighbours: its outputs are one piece of a row
 
   // Shared memory: planes, bias, weights, inputs (later partial sums), staged outputs.
   int rows_depth;
@@ -187,6 +191,9 @@ constexpr DirectGeometry direct_geometry(DirectConfig c) {
   g.strip_outputs = c.strip * c.width.stride;
   g.window = c.strip + g.width.halo;
   g.sums = c.strips * g.strip_outputs * c.thread_channels;
+  g.store = c.store > 1 ? c.store : 1;
+  while (g.strip_outputs % g.store != 0) g.store /= 2;
+  g.piece = (c.store != 0 && g.row_strips % 32 == 0 && g.items % 32 == 0) ? 1 : 0;
 
   g.rows_depth = c.cells_depth + g.depth.halo;
   g.rows_height = c.cells_height + g.height.halo;

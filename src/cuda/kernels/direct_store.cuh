@@ -45,25 +45,54 @@ __device__ __forceinline__ int strip_start(const DirectArguments& a, const Place
 
 constexpr int kNowhere = -2147483647 - 1;
 
+#ifdef __CUDACC__
+struct alignas(kGeometry.store * sizeof(Element)) Run {
+  Element value[kGeometry.store];
+};
+__device__ __forceinline__ void move_run(Element* to, const Element* from) {
+  *reinterpret_cast<Run*>(to) = *reinterpret_cast<const Run*>(from);
+}
+#endif
+
+// `kRuns`: kGeometry.store elements at a time.
+template <bool kRuns>
+__device__ __forceinline__ void move(Element* to, const Element* from) {
+  if (kRuns) {
+    move_run(to, from);
+  } else {
+    *to = *from;
+  }
+}
+
 // A warp's strips through shared memory, one channel at a time, so that its lanes store neighbours of a row.
 // sums (strip outputs, thread channels), of one strip per lane; `channels` of them exist
+template <bool kRuns>
 __device__ __forceinline__ void store_rows(const DirectArguments& a, Element* output, int channels, int start,
                                            int columns, const Accumulator* bias, const Accumulator* sums,
                                            Element* stage, int lane) {
   const int run = kGeometry.strip_outputs;
   const int pack = 16 / static_cast<int>(sizeof(Element));
-  int to[run];
+  const int unit = kRuns ? kGeometry.store : 1;
+  const int stores = run / unit;
+  const bool piece = kGeometry.piece != 0;  // the stores are then at constant distances from each other
+  int to[piece ? 1 : stores];
+  int left = 0;
+  if (piece) {
+    to[0] = __shfl_sync(0xffffffffu, start, 0) + lane * unit;
+    left = __shfl_sync(0xffffffffu, columns, 0) - lane * unit;
+  } else {
 #pragma unroll
-  for (int j = 0; j < run; ++j) {
-    const int from = (j * 32 + lane) / run;
-    const int column = (j * 32 + lane) % run;
-    const int row = __shfl_sync(0xffffffffu, start, from);
-    to[j] =
-        column < __shfl_sync(0xffffffffu, columns, from) ? row + column * static_cast<int>(a.output_width) : kNowhere;
+    for (int j = 0; j < stores; ++j) {
+      const int from = (j * 32 + lane) / stores;
+      const int column = (j * 32 + lane) % stores * unit;
+      const int row = __shfl_sync(0xffffffffu, start, from);
+      const int apart = kConfig.store != 0 ? 1 : static_cast<int>(a.output_width);
+      to[j] = column < __shfl_sync(0xffffffffu, columns, from) ? row + column * apart : kNowhere;
+    }
   }
 #pragma unroll
   for (int channel = 0; channel < kConfig.thread_channels; ++channel) {
-    const Accumulator shift = bias[channel];
+    const Accumulator shift = kConfig.bias != 0 ? bias[channel] : Accumulator(0);
     if (run % pack == 0) {
 #pragma unroll
       for (int j = 0; j < run / pack; ++j) {
@@ -79,9 +108,17 @@ __device__ __forceinline__ void store_rows(const DirectArguments& a, Element* ou
       for (int j = 0; j < run; ++j) stage[lane * run + j] = narrow(sums[j * kConfig.thread_channels + channel] + shift);
     }
     __syncwarp();
+    if (channel < channels) {
+      Element* const place = output + (piece ? to[0] : 0);
 #pragma unroll
-    for (int j = 0; j < run; ++j) {
-      if (to[j] != kNowhere && channel < channels) output[to[j]] = stage[j * 32 + lane];
+      for (int j = 0; j < stores; ++j) {
+        const Element* const from = stage + (j * 32 + lane) * unit;
+        if (piece) {
+          if (j * 32 * unit < left) move<kRuns>(place + j * 32 * unit, from);
+        } else {
+          if (to[j] != kNowhere) move<kRuns>(place + to[j], from);
+        }
+      }
     }
     output += a.output_channel;
     __syncwarp();

@@ -31,7 +31,7 @@ __device__ __forceinline__ void publish_stage() {
 
 #include "tile_store.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
+extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kClusterAttribute
     tconv_tile(const __grid_constant__ TileParams params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const unsigned input_stages = ptx::shared_address(shared_memory);
@@ -39,18 +39,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
 
   const int block_rows_count =
       params.groups * params.channel_blocks * params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2];
-  const int block_row = blockIdx.x % block_rows_count;
+  const int rank = blockIdx.x % kShape.depth_blocks;
+  const int block = blockIdx.x / kShape.depth_blocks;
+  const int block_row = block % block_rows_count;
   const BlockRows rows = block_rows(params, block_row);
-  const BlockCells cells = block_cells(params, blockIdx.x / block_rows_count);
+  const BlockCells cells = block_cells(params, block / block_rows_count);
 
-  InputLoader input(params, rows, cells);
-  Weights weights(params, rows, block_row);
-  TeamTile tile;
+  InputLoader input(params, rows, cells, rank);
+  Weights weights(params, rows, block_row, rank);
+  TeamTile tile(rows);
 
   // Step by step through the stages of weights; a new patch of input comes with each new chunk of channels. What a step
   // multiplies was stored one step earlier and, where it passes through registers, loaded one step before that.
   constexpr int kStages = kShape.stages_per_chunk();
-  constexpr int kChunks = kShape.chunks();
+  constexpr int kChunks = kShape.block_chunks();
   constexpr int kTotal = kChunks * kStages;
   const auto weight_stage = [&](int step) { return weight_stages + step % kShape.weight_stages() * kShape.weight_stage_bytes(); };
   const auto input_stage = [&](int chunk) { return input_stages + chunk % 2 * kShape.input_stage_bytes(); };
@@ -83,5 +85,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     chunk += ends_chunk ? 1 : 0;
     stage = ends_chunk ? 0 : stage + 1;
   }
-  store_block(params, rows, cells, tile, shared_memory);
+  store_block(params, rows, cells, tile, rank, shared_memory);
 }

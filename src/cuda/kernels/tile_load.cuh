@@ -20,6 +20,7 @@ struct InputLoader {
 
   static constexpr unsigned kOutside = ~0u;
 
+  int first_chunk;              // of this block
   const Element* base;          // first channel of the group
   unsigned offset[kPerThread];  // from there, in bytes
   Element values[kShape.wide_input ? 1 : kPerThread][kVector];
@@ -33,7 +34,8 @@ struct InputLoader {
     return kShape.input_channels_last ? item / kShape.slabs : item % kShape.pixels();
   }
 
-  __device__ __forceinline__ InputLoader(const TileParams& params, const BlockRows& rows, const BlockCells& cells) {
+  __device__ __forceinline__ InputLoader(const TileParams& params, const BlockRows& rows, const BlockCells& cells, int rank)
+      : first_chunk(rank * kShape.block_chunks()) {
     base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
            static_cast<long long>(rows.group) * kShape.channels * params.input_strides[1];
 #pragma unroll
@@ -57,7 +59,8 @@ struct InputLoader {
     }
   }
 
-  __device__ __forceinline__ void fetch(const TileParams& params, int chunk) {
+  __device__ __forceinline__ void fetch(const TileParams& params, int block_chunk) {
+    const int chunk = first_chunk + block_chunk;
     const Element* origin = base + static_cast<long long>(chunk) * kShape.chunk_channels() * params.input_strides[1];
     const int channels_left = kShape.channels - chunk * kShape.chunk_channels();
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
@@ -99,12 +102,13 @@ struct InputLoader {
 struct PackedWeights {
   static constexpr int kAhead = kShape.weight_stages() - 1;
   static constexpr int kCellsPerBack = kShape.slabs * kShape.rows();
-  static constexpr int kTotal = kShape.chunks() * kShape.stages_per_chunk();
+  static constexpr int kTotal = kShape.block_chunks() * kShape.stages_per_chunk();
 
   const Cell* base;
 
-  __device__ __forceinline__ PackedWeights(const TileParams& params, const BlockRows&, int block_row)
-      : base(static_cast<const Cell*>(params.weight) + block_row * (kShape.packed_bytes() / 16)) {}
+  __device__ __forceinline__ PackedWeights(const TileParams& params, const BlockRows&, int block_row, int rank)
+      : base(static_cast<const Cell*>(params.weight) + block_row * (kShape.packed_bytes() / 16) +
+             rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kCellsPerBack) {}
 
   template <typename Stage>
   __device__ __forceinline__ void begin(const TileParams&, Stage&& stage) const {
@@ -125,13 +129,19 @@ struct PackedWeights {
   }
 
  private:
+  // Always a whole stage, so that the loop has no variables; past the last distance of a chunk it brings what follows.
   __device__ __forceinline__ void copy(int step, unsigned shared) const {
+    constexpr int kCells = kShape.stage_backs * kCellsPerBack;
     if (step < kTotal) {
+      const int chunk = step / kShape.stages_per_chunk();
       const int first_back = step % kShape.stages_per_chunk() * kShape.stage_backs;
-      const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
-      const long long chunk = step / kShape.stages_per_chunk();
-      const Cell* source = base + (chunk * kShape.all_backs() + first_back) * kCellsPerBack;
-      for (int i = threadIdx.x; i < backs * kCellsPerBack; i += kThreads) ptx::copy_16_async(shared + i * 16, source + i);
+      const Cell* source = base + (static_cast<long long>(chunk) * kShape.all_backs() + first_back) * kCellsPerBack + threadIdx.x;
+      shared += threadIdx.x * 16;
+#pragma unroll 16
+      for (int i = 0; i < kCells / kThreads; ++i) ptx::copy_16_async(shared + i * kThreads * 16, source + i * kThreads);
+      if (kCells % kThreads != 0 && threadIdx.x < kCells % kThreads) {
+        ptx::copy_16_async(shared + kCells / kThreads * kThreads * 16, source + kCells / kThreads * kThreads);
+      }
     }
     ptx::commit_copies();
   }
@@ -143,13 +153,15 @@ struct WeightsInPlace {
   static constexpr int kItems = kShape.chunk_channels() * kShape.block_channels * kShape.all_slots() * kShape.all_backs();
   static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
 
+  int first_chunk;
   const Element* base;
-  int offset[kPerThread];    // from the chunk's first channel, -1: no such tap
-  int channel[kPerThread];   // within the chunk
+  int offset[kPerThread];      // from the chunk's first channel, -1: no such tap
+  int channel[kPerThread];     // within the chunk
   unsigned place[kPerThread];  // bytes from the start of the stage
   Element values[kPerThread];
 
-  __device__ __forceinline__ WeightsInPlace(const TileParams& params, const BlockRows& rows, int) {
+  __device__ __forceinline__ WeightsInPlace(const TileParams& params, const BlockRows& rows, int, int rank)
+      : first_chunk(rank * kShape.block_chunks()) {
     base = static_cast<const Element*>(params.weight) +
            static_cast<long long>(rows.group) * kShape.channels * params.weight_strides[0];
 #pragma unroll
@@ -190,13 +202,13 @@ struct WeightsInPlace {
   // Stores the weights of `step`, which were loaded a step ago, and loads the next ones.
   template <typename Stage>
   __device__ __forceinline__ void finish(const TileParams& params, int step, Stage&& stage) {
-    if (step < kShape.chunks()) store(stage(step));
-    if (step + 1 < kShape.chunks()) fetch(params, step + 1);
+    if (step < kShape.block_chunks()) store(stage(step));
+    if (step + 1 < kShape.block_chunks()) fetch(params, step + 1);
   }
 
  private:
-  __device__ __forceinline__ void fetch(const TileParams& params, int chunk) {
-    const int first = chunk * kShape.chunk_channels();
+  __device__ __forceinline__ void fetch(const TileParams& params, int block_chunk) {
+    const int first = (first_chunk + block_chunk) * kShape.chunk_channels();
     const Element* origin = base + static_cast<long long>(first) * params.weight_strides[0];
     constexpr bool kWhole = kShape.channels % kShape.chunk_channels() == 0;
 #pragma unroll

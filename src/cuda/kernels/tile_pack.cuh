@@ -1,7 +1,7 @@
 // Weights into the order in which the blocks of tile_block.cuh read them: [block row][chunk][back][slab][row][vector].
 //
 // A block takes the weights of a few input channels (one cell's vector) and of one block of output channels: read as they
-// lie in memory, written as cells. kStaged is false where they don't fit shared memory; they are then read in place.
+// lie in memory, written as cells. kStaged is false where they don't fit shared memory; they are then read in place. kDenseTaps: the taps lie one after the other.
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
 
@@ -20,52 +20,59 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) tconv_tile_pack(const
   const Element* weight = static_cast<const Element*>(params.weight) +
                           (group * static_cast<long long>(kShape.channels) + first_channel) * params.weight_strides[0] +
                           first_out * params.weight_strides[1];
+  // Output channels and input channels that exist; the rest of a block is zeros.
+  const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
+  const int ins = min(kVector, kShape.channels - first_channel);
   const auto load = [&](int v, int out_channel, int tap) {
-    const bool exists = first_channel + v < kShape.channels && first_out + out_channel < kShape.out_channels;
-    const int taps[3] = {tap / (kShape.kernel[2] * kShape.kernel[1]), tap / kShape.kernel[2] % kShape.kernel[1],
-                         tap % kShape.kernel[2]};
-    return exists ? weight[v * params.weight_strides[0] + out_channel * params.weight_strides[1] +
-                           taps[0] * params.weight_strides[2] + taps[1] * params.weight_strides[3] +
-                           taps[2] * params.weight_strides[4]]
-                  : Element(0);
+    if (v >= ins || out_channel >= outs) return Element(0);
+    const long long position = kDenseTaps ? tap * params.weight_strides[4]
+                                          : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
+                                                tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
+                                                tap % kShape.kernel[2] * params.weight_strides[4];
+    return weight[v * params.weight_strides[0] + out_channel * params.weight_strides[1] + position];
   };
   if constexpr (kStaged) {
-    // Neighbouring threads read neighbours in memory, whichever dimension lies closest.
-    const bool taps_first = params.weight_strides[1] != 1 || kTaps == 1;
-    const bool inputs_first = params.weight_strides[0] < params.weight_strides[1];
+    // Neighbouring threads read neighbours in memory: output channels, or taps and then whichever channels lie closer.
+    const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
+    const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
+#pragma unroll 4
     for (int i = threadIdx.x; i < kVector * kShape.block_channels * kTaps; i += kPackThreads) {
-      int tap = taps_first ? i % kTaps : i / kShape.block_channels % kTaps;
-      int v = inputs_first ? i / kTaps % kVector : i / (kTaps * kShape.block_channels);
-      int out_channel = inputs_first ? i / (kTaps * kVector) : i / kTaps % kShape.block_channels;
-      if (!taps_first) {
-        out_channel = i % kShape.block_channels;
-        v = i / (kTaps * kShape.block_channels);
-      }
+      const int tap = outs_first ? i / kShape.block_channels % kTaps : i % kTaps;
+      const int outer = i / kTaps;
+      const int v = outs_first ? i / (kTaps * kShape.block_channels) : ins_first ? outer % kVector : outer / kShape.block_channels;
+      const int out_channel = outs_first ? i % kShape.block_channels : ins_first ? outer / kVector : outer % kShape.block_channels;
       staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
     }
     __syncthreads();
   }
 
+  // A line is the output channels of one phase at one distance; a team of threads takes a line.
+  constexpr int kAcross = kShape.block_channels >= 32 ? 32 : kShape.block_channels >= 16 ? 16 : kShape.block_channels >= 8 ? 8 : 4;
+  constexpr int kLines = kShape.all_backs() * kShape.all_slots();
   const int residue_blocks = params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2];
-  constexpr int kCells = kShape.all_backs() * kShape.rows();
   const int chunk = slab / kShape.slabs;
-  for (int i = threadIdx.x; i < residue_blocks * kCells; i += kPackThreads) {
-    const int row = i % kShape.rows();
-    const int back = i / kShape.rows() % kShape.all_backs();
-    const int residue_block = i / kCells;
-    const int block_row = (group * residue_blocks + residue_block) * params.channel_blocks + channel_block;
-    const BlockRows rows = block_rows(params, block_row);
-    const int slot = row / kShape.block_channels;
+  for (int line = threadIdx.x / kAcross; line < residue_blocks * kLines; line += kPackThreads / kAcross) {
+    const int slot = line % kShape.all_slots();
+    const int back = line / kShape.all_slots() % kShape.all_backs();
+    const int block_row = (group * residue_blocks + line / kLines) * params.channel_blocks + channel_block;
     const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
                           slot % kShape.slots[2]};
-    const int out_channel = row % kShape.block_channels;
-    const int tap = slot < kShape.all_slots() ? tap_of(rows, slots, back) : -1;
-    Element values[kVector];
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      values[v] = tap < 0 ? Element(0) : kStaged ? staged[v * kPlane + out_channel * kTaps + tap] : load(v, out_channel, tap);
-    }
+    const int tap = tap_of(block_rows(params, block_row), slots, back);
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
-    packed[(stage * kShape.slabs + slab % kShape.slabs) * kShape.rows() + row] = make_cell(values);
+    Cell* out = packed + (stage * kShape.slabs + slab % kShape.slabs) * kShape.rows();
+    for (int channel = threadIdx.x % kAcross; channel < kShape.block_channels; channel += kAcross) {
+      Element values[kVector];
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        values[v] = tap < 0 ? Element(0) : kStaged ? staged[v * kPlane + channel * kTaps + tap] : load(v, channel, tap);
+      }
+      out[slot * kShape.block_channels + channel] = make_cell(values);
+    }
+    // Rows that only fill up the last tile.
+    if (slot == 0) {
+      for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross; row < kShape.rows(); row += kAcross) {
+        out[row] = Cell{};
+      }
+    }
   }
 }

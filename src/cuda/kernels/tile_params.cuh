@@ -42,7 +42,8 @@ struct TileShape {
   int column_tiles;  // 8-column tiles of a team; even for warps
   int row_teams;
   int column_teams;
-  int depth_teams;  // teams that share one tile of outputs and split the sum
+  int depth_teams;   // teams of a block that share one tile of outputs and split the sum
+  int depth_blocks;  // blocks (of one cluster) that do so, each with its share of the chunks
 
   int slabs;         // 16-byte slabs of channels per chunk, even
   int stage_backs;   // distances of one weight stage
@@ -61,9 +62,28 @@ struct TileShape {
     return slots[axis] == span[axis] ? slot : static_cast<int>(residue_nibbles[axis] >> (4 * slot) & 15);
   }
 
+  // Whether residue `residue` of an axis has a tap at a distance.
+  constexpr bool has_tap(int axis, int residue, int back) const {
+    const int reach = residue + stride[axis] * back * back_step[axis];
+    return residue < stride[axis] && reach % dilation[axis] == 0 && reach / dilation[axis] < kernel[axis];
+  }
+  // Blocks that compute a part of an axis' phases may have no tap at all at some distances, and skip those.
+  constexpr bool skips_backs() const {
+    if (all_backs() > 64) return false;
+    for (int axis = 0; axis < 3; ++axis) {
+      for (int residue = 0; span[axis] < stride[axis] && residue < stride[axis]; ++residue) {
+        for (int back = 0; back < backs[axis]; ++back) {
+          if (!has_tap(axis, residue, back)) return true;
+        }
+      }
+    }
+    return false;
+  }
+
   constexpr int vector() const { return 16 / element_bytes; }
   constexpr int chunk_channels() const { return slabs * vector(); }
   constexpr int chunks() const { return (channels + chunk_channels() - 1) / chunk_channels(); }
+  constexpr int block_chunks() const { return chunks() / depth_blocks; }
   constexpr int all_backs() const { return backs[0] * backs[1] * backs[2]; }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
@@ -89,10 +109,10 @@ struct TileShape {
   constexpr int slab_pitch() const { return input_channels_last ? (pixels() + 7) / 8 * 8 + 8 / slabs : pixels(); }
   constexpr int input_stage_bytes() const { return slabs * slab_pitch() * 16; }
   constexpr int weight_stage_bytes() const { return stage_backs * slabs * rows() * 16; }
-  constexpr int input_stages() const { return chunks() > 1 ? 2 : 1; }
+  constexpr int input_stages() const { return block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
     const int most = packed ? 3 : 2;
-    const int steps = chunks() * stages_per_chunk();
+    const int steps = block_chunks() * stages_per_chunk();
     return steps < most ? steps : most;
   }
   constexpr int pipeline_bytes() const {

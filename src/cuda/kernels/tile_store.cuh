@@ -53,7 +53,7 @@ __device__ __forceinline__ OutputSite output_site(const TileParams& params, cons
 
 // Accumulators of one pass into the staged matrix, the bias with them.
 __device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const TeamTile& tile, int pass,
-                                           bool first, float* staged) {
+                                           bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       const int slot = row / kShape.block_channels;
       const int channel = row % kShape.block_channels - pass * kPass;
       if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
-      const float bias = first ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+      const float bias = first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
       float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
 #pragma unroll
       for (int j = 0; j < kColumnTiles; ++j) {
@@ -109,14 +109,33 @@ __device__ __forceinline__ Position position_of(const TileParams& params, const 
   return position;
 }
 
-// Neighbouring threads take neighbouring outputs of a row, and each walks over the channels.
+// A staged value; with several blocks for one tile, the sum of theirs, in the order of their ranks.
+__device__ __forceinline__ float staged_value(const float* staged, int index) {
+  if constexpr (kShape.depth_blocks == 1) return staged[index];
+  const unsigned address = ptx::shared_address(staged + index);
+  float sum = ptx::load_from_block(address, 0);
+#pragma unroll
+  for (int rank = 1; rank < kShape.depth_blocks; ++rank) sum += ptx::load_from_block(address, rank);
+  return sum;
+}
+
+__device__ __forceinline__ void wait_for_blocks() {
+  if constexpr (kShape.depth_blocks == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_barrier();
+  }
+}
+
+// Neighbouring threads take neighbouring outputs of a row, and each walks over the channels; blocks of a cluster share them.
 __device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells, int pass,
-                                           const float* staged, Element* output) {
+                                           int rank, const float* staged, Element* output) {
   constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
-  constexpr int kTeams = kThreads / kAcross;
-  constexpr bool kWhole = kShape.out_channels % kPass == 0 && kPass % kTeams == 0;
-  const int team = threadIdx.x / kAcross;
-  if (kThreads % kAcross != 0 && team >= kTeams) return;
+  constexpr int kBlockTeams = kThreads / kAcross;
+  constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
+  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kPass % kTeams == 0;
+  if (kThreads % kAcross != 0 && static_cast<int>(threadIdx.x) / kAcross >= kBlockTeams) return;
+  const int team = threadIdx.x / kAcross + rank * kBlockTeams;
   const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
   const long long stride = params.output_strides[1];
   for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
@@ -124,13 +143,14 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     if (!position.inside) continue;
     Element* out = output + position.place + team * stride;
     const bool has_phase = position.staged >= 0;
-    const float* value = staged + (has_phase ? position.staged : 0) + team * kPitch;
+    const int first = (has_phase ? position.staged : 0) + team * kPitch;
 #pragma unroll
     for (int i = 0; i < (kPass + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
-      float result = value[i * kTeams * kPitch];
+      if (!kWhole && channel >= channels) break;
+      float result = staged_value(staged, first + i * kTeams * kPitch);
       if (kHasGaps && !has_phase) result = bias_of(params, rows, pass * kPass + channel);
-      if (kWhole || channel < channels) *out = to_storage(result, Element());
+      *out = to_storage(result, Element());
       out += kTeams * stride;
     }
   }
@@ -151,23 +171,24 @@ __device__ __forceinline__ void fill_table(const TileParams& params, const Block
 }
 
 __device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells, int pass,
-                                               const float* staged, const TableEntry* table, Element* output) {
+                                               int rank, const float* staged, const TableEntry* table, Element* output) {
   constexpr int kAcross = kPass >= 32 ? 32 : kPass > 8 ? 16 : kPass > 4 ? 8 : kPass > 2 ? 4 : kPass;
   const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
   output += table_origin(params, cells);
-  for (int index = threadIdx.x / kAcross; index < kPositions; index += kThreads / kAcross) {
+  constexpr int kAtOnce = kThreads / kAcross;
+  for (int index = rank * kAtOnce + threadIdx.x / kAcross; index < kPositions; index += kAtOnce * kShape.depth_blocks) {
     const TableEntry entry = table[index];
     if (entry.place < 0) continue;
     for (int channel = threadIdx.x % kAcross; channel < channels; channel += kAcross) {
       const float value = entry.staged < 0 ? bias_of(params, rows, pass * kPass + channel)
-                                           : staged[entry.staged + channel * kPitch];
+                                           : staged_value(staged, entry.staged + channel * kPitch);
       output[entry.place + channel] = to_storage(value, Element());
     }
   }
 }
 
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                            const TeamTile& tile, unsigned char* shared_memory) {
+                                            const TeamTile& tile, int rank, unsigned char* shared_memory) {
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
   Element* output = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
@@ -175,18 +196,19 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
   if (kShape.output_channels_last) fill_table(params, rows, cells, table);
 #pragma unroll 1
   for (int pass = 0; pass < kShape.block_channels / kPass; ++pass) {
-    // Teams that split the depth add up in a fixed order.
+    // Teams that split the depth add up in a fixed order; the bias comes with the first.
 #pragma unroll 1
     for (int team = 0; team < kShape.depth_teams; ++team) {
-      if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, staged);
+      if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
       __syncthreads();
     }
+    if (kShape.depth_blocks > 1) wait_for_blocks();
     if (kShape.output_channels_last) {
-      store_channels(params, rows, cells, pass, staged, table, output);
+      store_channels(params, rows, cells, pass, rank, staged, table, output);
     } else {
-      store_rows(params, rows, cells, pass, staged, output);
+      store_rows(params, rows, cells, pass, rank, staged, output);
     }
     output += kPass * params.output_strides[1];
-    __syncthreads();
+    wait_for_blocks();
   }
 }

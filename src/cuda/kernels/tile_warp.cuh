@@ -28,7 +28,9 @@ struct TeamTile {
   int first_column;
   int depth_team;
 
-  __device__ __forceinline__ TeamTile() {
+  unsigned long long block_backs;
+
+  __device__ __forceinline__ explicit TeamTile(const BlockRows& block) : block_backs(backs_of(block)) {
     const int lane = threadIdx.x % 32;
     int warp = threadIdx.x / 32;
     const int row_warp = warp % kShape.row_teams;
@@ -65,6 +67,7 @@ struct TeamTile {
     for (int item = depth_team; item < items; item += kDepthTeams) {
       const int back = item / kSteps;
       const int step = item % kSteps;
+      if (kShape.skips_backs() && (block_backs >> (first_back + back) & 1) == 0) continue;
       const unsigned a_at = weight + rows_at + (back * kShape.slabs + step * 2) * kShape.rows() * 16;
       const unsigned b_at = input + (kBackCells[first_back + back] + step * 2 * kShape.slab_pitch()) * 16;
       const unsigned rows = kShape.all_taps ? ~0u : kBackRows[first_back + back] >> first_row_tile;

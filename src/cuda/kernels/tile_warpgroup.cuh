@@ -9,11 +9,13 @@ constexpr int kRowTiles = kShape.row_tiles;
 constexpr int kColumnTiles = kShape.column_tiles;
 constexpr int kSteps = kShape.slabs / 2;
 
-// Shared-memory matrix descriptor: start, step between slabs of depth, step between groups of eight rows, in 16 bytes.
-__device__ __forceinline__ unsigned long long descriptor(unsigned address, unsigned slab_pitch) {
-  return static_cast<unsigned long long>(address >> 4 & 0x3fff) | static_cast<unsigned long long>(slab_pitch) << 16 |
-         8ULL << 32;
+// Shared-memory matrix descriptors, in units of 16 bytes: the start and the step between slabs of depth in the low word,
+// the step between groups of eight rows (always 8) in the high one. Moving the start is adding to the low word.
+// In a cluster, addresses carry the block's rank in their high bits, which don't belong here.
+__device__ __forceinline__ unsigned descriptor(unsigned address, unsigned slab_pitch) {
+  return (address >> 4 & 0x3fff) | slab_pitch << 16;
 }
+__device__ __forceinline__ unsigned long long whole(unsigned low) { return 8ULL << 32 | low; }
 
 struct TeamTile {
   float sum[kRowTiles][kColumnTiles][4] = {};
@@ -21,7 +23,9 @@ struct TeamTile {
   int first_column;
   int depth_team;
 
-  __device__ __forceinline__ TeamTile() {
+  unsigned long long block_backs;
+
+  __device__ __forceinline__ explicit TeamTile(const BlockRows& rows) : block_backs(backs_of(rows)) {
     // Taken from one lane, so that the compiler knows it for uniform: wgmma in code that could diverge is serialised.
     int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const int row_team = team % kShape.row_teams;
@@ -34,24 +38,34 @@ struct TeamTile {
   // The first of the sixteen rows that this thread's warp holds of a tile.
   __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
 
+  // One instruction after the other, with nothing but an addition between: the tensor cores wait for whatever is more.
   __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int first_back, int backs) {
+    const unsigned a = descriptor(weight + first_row * 16, kShape.rows());
+    const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
     ptx::fence_warpgroup();
-    const int items = backs * kSteps;
-#pragma unroll 1
-    for (int item = depth_team; item < items; item += kShape.depth_teams) {
-      const int back = item / kSteps;
-      const int step = item % kSteps;
-      const unsigned a_at = weight + ((back * kShape.slabs + step * 2) * kShape.rows() + first_row) * 16;
-      const unsigned b_at = input + (kBackCells[first_back + back] + step * 2 * kShape.slab_pitch() + first_column) * 16;
-      const unsigned long long b = descriptor(b_at, kShape.slab_pitch());
-      const unsigned rows = kShape.all_taps ? ~0u : kBackRows[first_back + back] >> first_row / 64;
+    if constexpr (kShape.stages_per_chunk() == 1 && kShape.all_backs() * kSteps <= 64) {
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (!kShape.all_taps && (rows >> tile & 1) == 0) continue;
-        multiply(sum[tile], descriptor(a_at + tile * 64 * 16, kShape.rows()), b);
+      for (int back = 0; back < kShape.all_backs(); ++back) add_back(a, b, back, 0, kFixedBackCells[back], kFixedBackRows[back]);
+    } else {
+#pragma unroll 4
+      for (int back = 0; back < backs; ++back) {
+        add_back(a, b, back, first_back, kBackCells[first_back + back], kShape.all_taps ? ~0u : kBackRows[first_back + back]);
       }
     }
     ptx::commit_warpgroup();
+  }
+
+  __device__ __forceinline__ void add_back(unsigned a, unsigned b, int back, int first_back, int cells, unsigned rows) {
+    if (kShape.skips_backs() && (block_backs >> (first_back + back) & 1) == 0) return;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if (!kShape.all_taps && (rows >> (first_row / 64 + tile) & 1) == 0) continue;
+        multiply(sum[tile], whole(a + (back * kShape.slabs + step * 2) * kShape.rows() + tile * 64),
+                 whole(b + cells + step * 2 * kShape.slab_pitch()));
+      }
+    }
   }
 
   __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }

@@ -23,6 +23,26 @@ __device__ __forceinline__ BlockRows block_rows(const TileParams& params, int in
   return rows;
 }
 
+// The distances at which a block has a tap, a bit each.
+__device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
+  if (!kShape.skips_backs()) return ~0ULL;
+  unsigned long long found = 0;
+#pragma unroll 1
+  for (int index = 0; index < kShape.all_backs(); ++index) {
+    const int backs[3] = {index / (kShape.backs[2] * kShape.backs[1]), index / kShape.backs[2] % kShape.backs[1],
+                          index % kShape.backs[2]};
+    bool everywhere = true;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      bool here = kShape.span[axis] == kShape.stride[axis];
+      for (int i = 0; i < kShape.span[axis] && !here; ++i) here = kShape.has_tap(axis, rows.first_residue[axis] + i, backs[axis]);
+      everywhere = everywhere && here;
+    }
+    if (everywhere) found |= 1ULL << index;
+  }
+  return found;
+}
+
 // The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
   const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]), back_index / kShape.backs[2] % kShape.backs[1],

@@ -1,0 +1,141 @@
+// What the planner chooses for the problem file is compiled for every architecture: no kernel may use local memory
+// (spilled registers, arrays that are not kept in registers), nor more shared memory than the GPU has.
+//
+// There are hundreds of kernels. By default a core set and a sample that changes from run to run are compiled;
+// TCONV_TEST_ALL_KERNELS=1 (`make test-kernels`) compiles all, TCONV_TEST_SEED=n repeats a sample.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/family.h"
+#include "cuda/device.h"
+#include "cuda/jit_kernel.h"
+#include "cuda/nvrtc.h"
+#include "problem_file.h"
+
+namespace tconv::cuda {
+namespace {
+
+constexpr std::size_t kSampled = 12;  // kernels per architecture beside the core set
+
+// A GPU of each architecture, as its driver describes it.
+DeviceProperties gpu(int arch) {
+  constexpr std::size_t kKiB = 1024;
+  static const std::vector<DeviceFacts> kGpus = {
+      {0, "A100", 8, 0, 108, 163 * kKiB, 164 * kKiB, 40960 * kKiB, 1.41e9, 1.593e9, 5120},
+      {0, "RTX 3090", 8, 6, 82, 99 * kKiB, 100 * kKiB, 6144 * kKiB, 1.695e9, 9.751e9, 384},
+      {0, "RTX 4090", 8, 9, 128, 99 * kKiB, 100 * kKiB, 73728 * kKiB, 2.52e9, 10.501e9, 384},
+      {0, "H200", 9, 0, 132, 227 * kKiB, 228 * kKiB, 61440 * kKiB, 1.98e9, 3.201e9, 6144},
+      {0, "B200", 10, 0, 148, 227 * kKiB, 228 * kKiB, 129024 * kKiB, 1.965e9, 3.996e9, 8192},
+      {0, "RTX 5090", 12, 0, 170, 99 * kKiB, 100 * kKiB, 98304 * kKiB, 2.407e9, 14.001e9, 512},
+  };
+  for (const DeviceFacts& facts : kGpus) {
+    if (10 * facts.major + facts.minor == arch) return describe(facts);
+  }
+  throw std::invalid_argument("no GPU of sm_" + std::to_string(arch));
+}
+
+// What a problem is computed in.
+struct Mode {
+  const char* name;
+  DType dtype;
+  Precision precision;
+};
+constexpr std::array<Mode, 2> kModes{{{"tf32", DType::f32, Precision::tf32}, {"bf16", DType::bf16, Precision::strict}}};
+
+struct Work {
+  std::string label;
+  std::string plan;
+  JitKernelWatch::Made kernel;
+};
+
+// The kernels of the plans of all problems, each source once.
+std::vector<Work> planned_kernels(const DeviceProperties& device, bool core) {
+  static const std::set<std::string> kCore = {"kb57", "kb65", "kb69", "kb75"};
+  std::vector<Work> kernels;
+  std::set<std::string> seen;
+  for (const auto& [name, base] : test::problem_file()) {
+    if (core != kCore.contains(name)) continue;
+    for (const Mode& mode : kModes) {
+      Problem problem = base;
+      problem.dtype = mode.dtype;
+      problem.precision = mode.precision;
+      const Plan plan = make_plan(problem, device, families(), {});
+      // Asked again, since planning also makes the kernels of the families that lose.
+      const JitKernelWatch watch;
+      const auto& family = *std::find_if(families().begin(), families().end(),
+                                         [&](const Family& candidate) { return candidate.name == plan.family; });
+      const Proposal proposal = family.propose(problem, device);
+      EXPECT_NE(proposal.kernel, nullptr) << name;
+      EXPECT_FALSE(watch.made().empty()) << name << ": the plan makes no kernel";
+      for (const JitKernelWatch::Made& made : watch.made()) {
+        EXPECT_EQ(made.arch, device.arch);
+        if (!seen.insert(made.source.file + made.source.config + made.source.entry).second) continue;
+        kernels.push_back({name + " " + mode.name + " sm_" + std::to_string(device.arch) + " " + plan.family + " " +
+                               made.source.entry,
+                           plan.kernel->describe(), made});
+      }
+    }
+  }
+  return kernels;
+}
+
+// Text of an environment variable, or empty.
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+class PlannedKernels : public testing::TestWithParam<int> {};
+
+TEST_P(PlannedKernels, UseNoLocalMemory) {
+  const DeviceProperties device = gpu(GetParam());
+  std::vector<Work> work = planned_kernels(device, true);
+  std::vector<Work> others = planned_kernels(device, false);
+  ASSERT_GE(work.size(), 4U);
+  ASSERT_GE(others.size(), 40U);
+  const std::size_t all = work.size() + others.size();
+  const bool everything = variable("TCONV_TEST_ALL_KERNELS") == "1";
+  const std::string given = variable("TCONV_TEST_SEED");
+  const unsigned seed = given.empty() ? std::random_device{}() : static_cast<unsigned>(std::stoul(given));
+  if (!everything) {
+    std::shuffle(others.begin(), others.end(), std::mt19937(seed));
+    others.resize(std::min(others.size(), kSampled));
+  }
+  std::move(others.begin(), others.end(), std::back_inserter(work));
+  std::printf("compiling %zu of %zu kernels for sm_%d%s\n", work.size(), all, device.arch,
+              everything ? "" : (" (TCONV_TEST_SEED=" + std::to_string(seed) + ")").c_str());
+
+  for (const auto& [label, plan, kernel] : work) {
+    Compiled compiled;
+    ASSERT_NO_THROW(compiled = compile(kernel.source, device.arch)) << label << ": " << plan;
+    EXPECT_GT(compiled.registers, 0) << label << ": this NVRTC makes no machine code for the architecture";
+    EXPECT_EQ(compiled.spill_bytes, 0U) << "bytes of local memory: " << label << ", " << compiled.registers
+                                        << " registers: " << plan;
+    EXPECT_LE(compiled.shared_bytes + kernel.dynamic_shared_bytes, device.shared_bytes_per_block) << label;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, PlannedKernels, testing::Values(80, 86, 89, 90, 100, 120),
+                         [](const auto& arch) { return "sm_" + std::to_string(arch.param); });
+
+TEST(ProblemFile, IsReadWhole) {
+  const std::vector<test::NamedProblem> problems = test::problem_file();
+  EXPECT_GE(problems.size(), 90U);
+  std::set<std::string> names;
+  for (const auto& [name, problem] : problems) {
+    EXPECT_TRUE(names.insert(name).second) << name << " twice";
+    EXPECT_NO_THROW(validate(problem)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace tconv::cuda
