@@ -8,10 +8,10 @@ ARGS ?=
 export VENV JOBS
 export PYTHON
 
-.PHONY: help setup build test bench lint format example install clean distclean
+.PHONY: help setup build test test-kernels bench lint format example install clean distclean
 
 help: ## say what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
 
 setup: ## install what is missing: system packages (as root), Python packages in .venv
 	@scripts/setup.sh
@@ -21,6 +21,10 @@ build: setup ## build the library and put the Python package together in build/p
 
 test: setup ## build, then run all tests: C++, C++ under sanitizers, Python, installed packages
 	@scripts/test.sh
+
+test-kernels: build ## compile every GPU kernel that the planner chooses on the problem file (make test: a sample)
+	@TCONV_TEST_ALL_KERNELS=1 ctest --test-dir build/release --output-on-failure --parallel $(JOBS) --timeout 3600 \
+	  --no-tests=error --tests-regex PlannedKernels
 
 bench: build ## verify and time the main layers; ARGS="..." is passed on (try ARGS=--help)
 	@PYTHONPATH=build/python $(VENV)/bin/python -m tconv bench $(ARGS)

@@ -6,6 +6,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <set>
@@ -86,19 +87,40 @@ void on_pytorch_threads(std::int64_t count, std::int64_t grain, const ParallelBo
 
 }  // namespace
 
+namespace {
+
+// The plan of a problem. A layer that is called again and again finds its plan among the last few of its thread,
+// without the lock of the plan cache.
+const Plan& plan_of(const Problem& problem, const Device& device) {
+  struct Recent {
+    std::string_view forced;
+    std::shared_ptr<const Plan> plan;
+  };
+  constexpr std::size_t kRecent = 64;
+  thread_local std::array<Recent, kRecent> recent;
+  Recent& slot = recent[hash_of(problem) % kRecent];
+  const std::string_view forced = forced_family();
+  const bool known = slot.plan != nullptr && slot.forced.data() == forced.data() && slot.plan->device == device &&
+                     slot.plan->problem == problem;
+  if (!known) slot = {forced, plan(problem, device, forced)};
+  return *slot.plan;
+}
+
+}  // namespace
+
 void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
   const at::Tensor& any = operands.output;
   const c10::OptionalDeviceGuard guard(any.device());
   const Problem problem = problem_of(geometry, direction, operands);
   const Device device{any.is_cuda() ? Backend::cuda : Backend::cpu, any.is_cuda() ? any.get_device() : 0};
-  const std::shared_ptr<const Plan> chosen = plan(problem, device, forced_family());
+  const Plan& chosen = plan_of(problem, device);
 
   Buffers buffers{data_of(operands.input), data_of(operands.weight), data_of(operands.bias), data_of(operands.output)};
   at::Tensor workspace;  // freed in stream order by PyTorch's allocator
-  if (chosen->workspace_bytes > 0) {
+  if (chosen.workspace_bytes > 0) {
     // CPU memory is aligned to 64 bytes only.
     constexpr std::size_t kAlignment = 256;
-    workspace = at::empty({static_cast<std::int64_t>(chosen->workspace_bytes + kAlignment)},
+    workspace = at::empty({static_cast<std::int64_t>(chosen.workspace_bytes + kAlignment)},
                           any.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous));
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.mutable_data_ptr());
     buffers.workspace = reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
@@ -110,7 +132,7 @@ void execute(const Geometry<std::int64_t>& geometry, Direction direction, const 
   } else if (uses_pytorch_threads()) {
     execution.parallel_for = on_pytorch_threads;
   }
-  run(*chosen, buffers, execution);
+  run(chosen, buffers, execution);
 }
 
 bool uses_pytorch_threads() {

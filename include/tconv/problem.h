@@ -79,8 +79,8 @@ struct Problem {
 // Fills in the strides of densely packed NC... tensors.
 void set_contiguous(Problem& problem);
 
-// Throws Error if the problem breaks a rule; its message names the rule and the value. Sizes of zero (an empty batch, no
-// channels, an empty output) are legal and mean that there is nothing to compute or to sum.
+// Throws Error if the problem breaks a rule; its message names the rule and the value. Sizes of zero (an empty batch,
+// no channels, an empty output) are legal and mean that there is nothing to compute or to sum.
 void validate(const Problem& problem);
 
 // The output_padding that makes the axis produce `wanted` outputs, given the rest of the axis (its output_padding is

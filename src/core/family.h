@@ -10,7 +10,8 @@
 
 namespace tconv {
 
-// What a planner may know of a device. A planner makes no call to the device itself, so that it can be tested without one.
+// What a planner may know of a device. A planner makes no call to the device itself, so that it can be tested without
+// one.
 struct DeviceProperties {
   Device device;
   std::string name;
@@ -45,10 +46,13 @@ struct Proposal {
 struct Family {
   std::string_view name;  // the word that TCONV_FORCE takes
   Proposal (*propose)(const Problem& problem, const DeviceProperties& device);
+  // What it accepts is its own, whatever the others would expect to take: expected times depend on the batch, and a
+  // sample's bits must not.
+  bool exclusive = false;
 };
 
-// Asks every family in turn and keeps the first that accepts or, where families state expected times, the fastest.
-// Pure: no device call, no environment.
+// Asks every family in turn and keeps the first that accepts or, where families state expected times, the fastest;
+// after an exclusive one that accepts, no other is asked. Pure: no device call, no environment.
 Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span<const Family> families,
                std::string_view force);
 

@@ -96,9 +96,14 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
   plan.problem = problem;
   plan.device = device.device;
   bool known = force.empty();
+  bool taken = false;  // by an exclusive family
   for (const Family& family : families) {
     if (!force.empty() && family.name != force) {
       plan.declined.push_back({std::string(family.name), "only " + std::string(force) + " is allowed (forced)"});
+      continue;
+    }
+    if (taken) {
+      plan.declined.push_back({std::string(family.name), "what " + plan.family + " accepts is its own"});
       continue;
     }
     known = true;
@@ -119,6 +124,7 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
     plan.kernel = std::move(proposal.kernel);
     plan.workspace_bytes = proposal.workspace_bytes;
     plan.expected_seconds = proposal.expected_seconds;
+    taken = family.exclusive;
   }
   if (plan.kernel == nullptr) {
     std::string message =
@@ -156,6 +162,7 @@ std::vector<std::string> families(Backend backend) {
 
 void run(const Plan& plan, const Buffers& buffers, const Execution& execution) {
   require_buffers(plan, buffers);
+  if (env().log_level >= 2) log(2, "run " + to_string(plan));
   plan.kernel->run(buffers, execution);
 }
 

@@ -93,10 +93,12 @@ MathOps<T> make_math_ops() {
   const auto fill_dot_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {
     ops.dot[kRow] = {dot<T, kRow + 1, 1>, dot<T, kRow + 1, 2>, dot<T, kRow + 1, 3>, dot<T, kRow + 1, 4>};
   };
-  [&]<int... kRow>(std::integer_sequence<int, kRow...>) { (fill_row(std::integral_constant<int, kRow>()), ...); }
-  (std::make_integer_sequence<int, kRows>());
-  [&]<int... kRow>(std::integer_sequence<int, kRow...>) { (fill_dot_row(std::integral_constant<int, kRow>()), ...); }
-  (std::make_integer_sequence<int, kDotRows>());
+  [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
+    (fill_row(std::integral_constant<int, kRow>()), ...);
+  }(std::make_integer_sequence<int, kRows>());
+  [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
+    (fill_dot_row(std::integral_constant<int, kRow>()), ...);
+  }(std::make_integer_sequence<int, kDotRows>());
   return ops;
 }
 

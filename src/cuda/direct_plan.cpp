@@ -17,7 +17,7 @@ constexpr int kWidestKernel = 32;  // taps of a row are unrolled
 constexpr int kWidestStride = 32;  // the residues of a row are all held by a thread
 constexpr int kLongestStride = 256;
 constexpr int kMostPhases = 256;
-constexpr int kMostSums = 128;   // accumulators of a thread, in 32-bit registers
+constexpr int kMostSums = 96;    // accumulators of a thread, in 32-bit registers
 constexpr int kMostRow = 640;    // cells of a row with its halo
 constexpr int kMostBody = 1024;  // unrolled multiply-adds
 constexpr std::size_t kMostSharedBytes = 100 * 1024;
@@ -106,7 +106,7 @@ DirectConfig shape_of(const Problem& problem) {
   const Strides packed = contiguous_strides(problem.weight_sizes());
   c.weight_packed = std::equal(packed.begin() + 1, packed.end(), problem.weight_strides.begin() + 1) ? 1 : 0;
   c.output_channels_last = channels_last(problem.output_strides, problem.out_channels, problem.axes[2].output());
-  c.input_dense = problem.input_strides[4] == 1 ? 1 : 0;
+  c.input_dense = problem.axes[2].input > 1 && problem.input_strides[4] == 1 ? 1 : 0;
   c.store = together(problem);
   return c;
 }
@@ -213,10 +213,12 @@ BlockCost block_cost(const DirectConfig& c, const DirectGeometry& g, const Devic
   const bool mixed_planes = c.planes > 1 && (c.output_channels_last != 0 || g.items < 32);
   const double body_shared =
       c.strips * (packs * 4.0 + singles * (c.accumulator_bytes / 4.0)) + weight_packs * (mixed_planes ? 3.0 : 1.0);
-  constexpr double kEfficiency = 0.8;  // of the issue slots, with enough warps
+  constexpr double kEfficiency = 0.85;  // of the issue slots, with enough warps
   const double bodies = g.lanes / 32.0 * c.channel_parts * c.depth.kernel * c.height.kernel * c.in_channels;
   const bool uneven = c.phase_parts > 1 && (g.depth.even == 0 || g.height.even == 0);
-  const double compute = bodies * std::max(body_issue / 4 / kEfficiency, body_shared) * (uneven ? 1.2 : 1.0);
+  // Two strips of several channels measured slower than one strip of more channels.
+  const double compute = bodies * std::max(body_issue / 4 / kEfficiency, body_shared) * (uneven ? 1.2 : 1.0) *
+                         (c.strips > 1 && c.thread_channels > 1 ? 1.12 : 1.0);
 
   // Loads and stores, in issue slots of a warp.
   const double rows = static_cast<double>(c.planes) * c.in_channels * g.rows_depth * g.rows_height;
@@ -237,9 +239,12 @@ BlockCost block_cost(const DirectConfig& c, const DirectGeometry& g, const Devic
   BlockCost cost;
   cost.busy =
       200 + compute + (load + store + reduce + weights / 32 * (c.weight_packed != 0 ? 4 : 8)) / 4 / kEfficiency;
-  // A warp alone issues every second cycle or so, and each chunk waits for its loads.
-  cost.latency = 2000 + 1500.0 * (g.chunks - 1) + 2 * (bodies * body_issue * 32 / g.threads);
+  // Each chunk waits for its loads, and a warp alone issues at most every cycle.
+  cost.latency = 2000 + 1500.0 * (g.chunks - 1) + bodies * body_issue * 32 / g.threads;
   cost.resident = std::max(1, std::min(resident_blocks(g, direct_registers(c, g), device), c.min_blocks));
+  // Few warps and few blocks hide less, and the four schedulers of a multiprocessor share the warps unevenly.
+  const double warps = cost.resident * g.threads / 32;
+  cost.busy *= std::ceil(warps / 4) * 4 / warps + 0.5 / warps + 0.12 / cost.resident;
   cost.bytes = (inputs + weights + outputs) * c.element_bytes;
   return cost;
 }
@@ -253,8 +258,9 @@ double grid_seconds(const BlockCost& cost, double blocks, double tensor_bytes, c
   const double rest = std::ceil((blocks - full * slots) / device.multiprocessors);
   const double wave = std::max(cost.resident * cost.busy, cost.latency + cost.busy);
   const double last = rest > 0 ? std::max(rest * cost.busy, cost.latency + cost.busy) : 0;
-  // Blocks start when others end, so that waves overlap: only the last one is felt whole.
-  const double cycles = full * wave + last;
+  // Blocks start when others end, so that waves overlap: the last one is felt half.
+  const double part = wave * (blocks - full * slots) / slots;
+  const double cycles = full > 0 ? full * wave + (part + last) / 2 : last;
   const double traffic =
       std::max(tensor_bytes / device.bandwidth, blocks * cost.bytes / (kCacheRate * device.bandwidth));
   // Neither side hides the other quite.

@@ -98,7 +98,7 @@ std::optional<std::string> DiskCache::read(const Digest& key) const {
     log(1, "cache entry " + path + " is ignored: " + why);
     return std::nullopt;
   };
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) return reject("not a regular file");
   Header header{};
   const auto size = static_cast<std::uint64_t>(status.st_size);

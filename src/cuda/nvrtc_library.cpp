@@ -3,6 +3,7 @@
 #include <link.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -47,7 +48,7 @@ std::vector<std::string> loaded_libraries() {
 double version_of(const std::string& path) {
   const std::string name = fs::path(path).filename();
   const std::size_t at = name.find(".so.");
-  return at == std::string::npos ? 0 : std::atof(name.c_str() + at + 4);
+  return at == std::string::npos ? 0 : std::strtod(name.c_str() + at + 4, nullptr);
 }
 
 class Search {

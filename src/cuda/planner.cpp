@@ -11,8 +11,8 @@ namespace tconv::cuda {
 
 std::span<const Family> families() {
   static constexpr std::array<Family, 3> kFamilies{{
-      {"direct", propose_direct},
-      {"tile", propose_tile},
+      {"tile", propose_tile, /*exclusive=*/true},
+      {"direct", propose_direct, /*exclusive=*/true},
       {"general", propose_general},
   }};
   return kFamilies;

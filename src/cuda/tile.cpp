@@ -1,9 +1,11 @@
 #include "cuda/tile.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
 #include "cuda/jit_kernel.h"
+#include "cuda/tile_cost.h"
 
 namespace tconv::cuda {
 namespace {
@@ -31,7 +33,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
-  text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.output_channels_last);
+  text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " +
+          text_of(s.output_channels_last);
   return text + "}";
 }
 
@@ -43,7 +46,8 @@ std::string back_tables(const TileShape& shape) {
     const int back[3] = {index / (shape.backs[2] * shape.backs[1]), index / shape.backs[2] % shape.backs[1],
                          index % shape.backs[2]};
     int position = 0;
-    for (int a = 0; a < 3; ++a) position = position * shape.patch(1 + a) + (shape.backs[a] - 1 - back[a]) * shape.back_step[a];
+    for (int a = 0; a < 3; ++a)
+      position = position * shape.patch(1 + a) + (shape.backs[a] - 1 - back[a]) * shape.back_step[a];
     cells += std::to_string(position) + ", ";
     rows += std::to_string(row_tiles_with_tap(shape, index)) + "u, ";
   }
@@ -60,7 +64,8 @@ std::string multiply_function(const TileShape& shape) {
   std::string operands;
   for (int i = 0; i < columns / 2; ++i) {
     registers += (i > 0 ? ", %" : "%") + std::to_string(i);
-    operands += std::string(i > 0 ? ", " : "") + "\"+f\"(d[" + std::to_string(i / 4) + "][" + std::to_string(i % 4) + "])";
+    operands +=
+        std::string(i > 0 ? ", " : "") + "\"+f\"(d[" + std::to_string(i / 4) + "][" + std::to_string(i % 4) + "])";
   }
   const std::string a = "%" + std::to_string(columns / 2);
   const std::string b = "%" + std::to_string(columns / 2 + 1);
@@ -68,8 +73,8 @@ std::string multiply_function(const TileShape& shape) {
          "][4], unsigned long long a, unsigned long long b) {\n  asm volatile(\"{ .reg .pred p; setp.ne.b32 p, 1, 0; "
          "wgmma.mma_async.sync.aligned.m64n" +
          std::to_string(columns) + "k" + (shape.element_bytes == 4 ? "8" : "16") + ".f32." + type + "." + type + " {" +
-         registers + "}, " + a + ", " + b + ", p, 1, 1" + (shape.element_bytes == 4 ? "" : ", 0, 0") + "; }\"\n : " +
-         operands + "\n : \"l\"(a), \"l\"(b));\n}\n";
+         registers + "}, " + a + ", " + b + ", p, 1, 1" + (shape.element_bytes == 4 ? "" : ", 0, 0") +
+         "; }\"\n : " + operands + "\n : \"l\"(a), \"l\"(b));\n}\n";
 }
 
 KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {
@@ -80,8 +85,9 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
   source.config += std::string("using Element = ") + (shape.element_bytes == 4 ? "float" : "unsigned short") + ";\n";
   source.config += "constexpr TileShape kShape = " + initialiser(shape) + ";\n";
   source.config += back_tables(shape);
-  source.config += "#define kClusterAttribute " +
-                   (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
+  source.config +=
+      "#define kClusterAttribute " +
+      (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.warpgroup) source.config += multiply_function(shape);
   return source;
 }
@@ -96,18 +102,9 @@ bool has_dense_taps(const Problem& problem) {
          (problem.axes[0].kernel == 1 || strides[2] == strides[4] * problem.axes[2].kernel * problem.axes[1].kernel);
 }
 
-// Shared memory that a block of the pack kernel may take; larger sets of weights are packed without it.
-constexpr int kMostPackBytes = 48 * 1024;
-
-bool packs_staged(const TileShape& shape) {
-  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
-  return taps * shape.block_channels * shape.vector() * shape.element_bytes < kMostPackBytes - 64;
-}
-
 KernelSource pack_source(const TileShape& shape, bool dense_taps) {
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
   source.config += std::string("constexpr bool kDenseTaps = ") + text_of(dense_taps) + ";\n";
-  source.config += std::string("constexpr bool kStaged = ") + text_of(packs_staged(shape)) + ";\n";
   return source;
 }
 
@@ -119,14 +116,13 @@ class TileKernel final : public Kernel {
         blocks_(candidate.blocks),
         kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
     if (shape_.packed) {
-      const int shared = packs_staged(shape_) ? pack_shared_bytes(shape_) : 0;
-      pack_.emplace(pack_source(shape_, has_dense_taps(problem)), static_cast<std::size_t>(shared), device.arch);
+      pack_.emplace(pack_source(shape_, has_dense_taps(problem)), static_cast<std::size_t>(pack_shared_bytes(shape_)),
+                    device.arch);
     }
     if (shape_.wide_input) {
       TileShape narrow = shape_;
       narrow.wide_input = false;
-      unaligned_.emplace(main_source(narrow), static_cast<std::size_t>(narrow.shared_bytes()),
-                         device.arch);
+      unaligned_.emplace(main_source(narrow), static_cast<std::size_t>(narrow.shared_bytes()), device.arch);
     }
     params_ = params_of(problem);
   }
@@ -141,18 +137,20 @@ class TileKernel final : public Kernel {
     if (pack_) {
       void* packed = buffers.workspace;
       void* arguments[] = {&params, &packed};
-      const LaunchShape grid = {.grid_x = static_cast<unsigned>(shape_.chunks() * shape_.slabs),
-                                .grid_y = static_cast<unsigned>(params.channel_blocks),
-                                .grid_z = static_cast<unsigned>(params.groups),
-                                .block = kPackThreads};
+      const LaunchShape grid = {
+          .grid_x = static_cast<unsigned>(shape_.chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
+          .grid_y = static_cast<unsigned>(params.channel_blocks),
+          .grid_z = static_cast<unsigned>(params.groups),
+          .block = kPackThreads};
       pack_->launch(device_, grid, arguments, execution.stream);
       params.weight = packed;
     }
     const bool aligned = reinterpret_cast<std::uintptr_t>(buffers.input) % 16 == 0;
     const JitKernel& kernel = unaligned_ && !aligned ? *unaligned_ : kernel_;
     void* arguments[] = {&params};
-    kernel.launch(device_, {.grid_x = static_cast<unsigned>(blocks_ * shape_.depth_blocks),
-                            .block = static_cast<unsigned>(shape_.threads())},
+    kernel.launch(device_,
+                  {.grid_x = static_cast<unsigned>(blocks_ * shape_.depth_blocks),
+                   .block = static_cast<unsigned>(shape_.threads())},
                   arguments, execution.stream);
   }
 
@@ -165,13 +163,13 @@ class TileKernel final : public Kernel {
   std::size_t packed_bytes() const {
     long long rows = static_cast<long long>(params_.groups) * params_.channel_blocks;
     for (const int blocks : params_.residue_blocks) rows *= blocks;
-    // The last copy of a block may reach one stage too far.
-    return static_cast<std::size_t>(rows * shape_.packed_bytes() + shape_.weight_stage_bytes());
+    return static_cast<std::size_t>(rows * shape_.packed_bytes());
   }
 
   std::string describe() const override {
     const TileShape& s = shape_;
-    std::string text = std::to_string(s.all_slots()) + " phases x " + std::to_string(s.block_channels) + " channels by ";
+    std::string text =
+        std::to_string(s.all_slots()) + " phases x " + std::to_string(s.block_channels) + " channels by ";
     for (int i = 0; i < 4; ++i) text += std::to_string(s.tile[i]) + (i < 3 ? "x" : " cells");
     text += ", depth " + std::to_string(s.chunk_channels()) + "x" + std::to_string(s.stage_backs) + " of " +
             std::to_string(s.channels) + "x" + std::to_string(s.all_backs());
@@ -179,9 +177,9 @@ class TileKernel final : public Kernel {
             std::to_string(s.column_teams) + "x" + std::to_string(s.depth_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(8 * s.column_tiles);
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
-    text += ", " + std::to_string(blocks_ * s.depth_blocks) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
-            " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
-            (s.packed ? "packed" : "in place");
+    text += ", " + std::to_string(blocks_ * s.depth_blocks) + " blocks (" +
+            std::to_string(s.blocks_per_multiprocessor) + " per multiprocessor), " +
+            std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " + (s.packed ? "packed" : "in place");
     return text;
   }
 
@@ -198,13 +196,11 @@ class TileKernel final : public Kernel {
     params.tiles[0] = static_cast<int>(ceil_div(problem.batch, shape_.tile[0]));
     for (int a = 0; a < kSpatialAxes; ++a) {
       const Axis& axis = problem.axes[a];
-      const std::int64_t first = axis.pad_begin / axis.stride;
-      const std::int64_t cells = (axis.output() - 1 + axis.pad_begin) / axis.stride - first + 1;
       params.input_size[a] = static_cast<int>(axis.input);
       params.output_size[a] = static_cast<int>(axis.output());
       params.pad[a] = static_cast<int>(axis.pad_begin);
-      params.first_cell[a] = static_cast<int>(first);
-      params.tiles[1 + a] = static_cast<int>(ceil_div(cells, shape_.tile[1 + a]));
+      params.first_cell[a] = static_cast<int>(axis.pad_begin / axis.stride);
+      params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(axis), shape_.tile[1 + a]));
       params.residue_blocks[a] = static_cast<int>(ceil_div(axis.stride, shape_.span[a]));
     }
     params.channel_blocks = static_cast<int>(ceil_div(shape_.out_channels, shape_.block_channels));

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "core/family.h"
-#include "cuda/source.h"
 #include "cuda/kernels/tile_params.cuh"
+#include "cuda/source.h"
 
 namespace tconv::cuda {
 
@@ -22,13 +22,11 @@ struct TileCandidate {
 // Why the family declines, or empty.
 std::string why_no_tile(const Problem& problem, const DeviceProperties& device);
 
-// All cuts worth considering, best first; empty when none fits the device. Whatever can change a result's bits (the order
-// of a sum) depends on one sample alone, never on the batch. `warpgroup` overrides who multiplies, for measurements.
+// All cuts worth considering, best first; empty when none fits the device. Whatever can change a result's bits (the
+// order of a sum) depends on one sample alone, never on the batch. `warpgroup` overrides who multiplies, for
+// measurements.
 std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceProperties& device,
                                            std::optional<bool> warpgroup = {});
-
-// Which row tiles of a block have a tap at a distance, a bit each.
-unsigned row_tiles_with_tap(const TileShape& shape, int back_index);
 
 // The kernel that computes the problem with one of its cuts.
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate);

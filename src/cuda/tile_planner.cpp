@@ -6,6 +6,7 @@
 #include <set>
 
 #include "cuda/tile.h"
+#include "cuda/tile_cost.h"
 #include "tconv/phases.h"
 
 namespace tconv::cuda {
@@ -22,11 +23,6 @@ TileMath math_of(const Problem& problem) {
     case DType::bf16: return TileMath::bf16;
     default: return problem.precision == Precision::tf32 ? TileMath::tf32 : TileMath::fp32x3;
   }
-}
-
-// Cells along an axis that hold outputs.
-std::int64_t cells_of(const Axis& axis) {
-  return (axis.output() - 1 + axis.pad_begin) / axis.stride - axis.pad_begin / axis.stride + 1;
 }
 
 // What every candidate of a problem shares.
@@ -61,6 +57,15 @@ std::vector<int> residues_with_taps(const Axis& axis) {
   return {residues.begin(), residues.end()};
 }
 
+// Phases with taps times output channels of a group: the rows of the whole problem.
+std::int64_t rows_of(const Problem& problem) {
+  std::int64_t rows = problem.out_channels_per_group();
+  for (const Axis& axis : problem.axes) rows *= static_cast<std::int64_t>(residues_with_taps(axis).size());
+  return rows;
+}
+
+constexpr std::int64_t kFewRows = 4;
+
 // Gives a block the residues [0, span) of an axis (and of every later block the next span).
 bool set_span(TileShape& shape, const Axis& axis, int a, int span) {
   shape.span[a] = span;
@@ -94,20 +99,17 @@ bool every_phase_has_every_tap(const TileShape& shape) {
 }
 
 // Blocks of 64 rows by 128 cells that one sample gives: the measure of how well it fills a chip.
-double blocks_of_sample(const Problem& problem, const TileShape& shape) {
-  double rows = shape.out_channels;
+double blocks_of_sample(const Problem& problem) {
   double cells = 1;
-  for (const Axis& axis : problem.axes) {
-    rows *= static_cast<double>(residues_with_taps(axis).size());
-    cells *= static_cast<double>(cells_of(axis));
-  }
-  return std::ceil(rows / 64) * std::ceil(cells / 128) * static_cast<double>(problem.groups);
+  for (const Axis& axis : problem.axes) cells *= static_cast<double>(tile_cells(axis));
+  return std::ceil(static_cast<double>(rows_of(problem)) / 64) * std::ceil(cells / 128) *
+         static_cast<double>(problem.groups);
 }
 
 // Everything that sets the order of the sums, from one sample alone: channels per chunk, and who shares a sum when the
 // sample alone could not fill the chip (the blocks of a cluster, or the warps of a block).
 void set_depth(const Problem& problem, TileShape& shape) {
-  const double blocks = blocks_of_sample(problem, shape);
+  const double blocks = blocks_of_sample(problem);
   const bool small = blocks < 48;
   const int products = shape.all_backs();
   int slabs = products >= 8 ? 2 : products >= 2 ? 4 : 8;
@@ -135,7 +137,8 @@ std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
   most = std::max<std::int64_t>(std::min(whole, most), 1);
   std::vector<int> lengths;
   std::int64_t pieces = ceil_div(whole, most);
-  for (int i = 0; i < 4; ++i, ++pieces) lengths.push_back(static_cast<int>(std::max<std::int64_t>(ceil_div(whole, pieces), 1)));
+  for (int i = 0; i < 4; ++i, ++pieces)
+    lengths.push_back(static_cast<int>(std::max<std::int64_t>(ceil_div(whole, pieces), 1)));
   for (int power = 8; power <= most; power *= 2) lengths.push_back(power);
   std::sort(lengths.begin(), lengths.end());
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
@@ -144,8 +147,8 @@ std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
 
 // Boxes of cells that fill at most `columns` columns of the shape's teams.
 std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
-  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), cells_of(problem.axes[0]),
-                                            cells_of(problem.axes[1]), cells_of(problem.axes[2])};
+  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(problem.axes[0]),
+                                            tile_cells(problem.axes[1]), tile_cells(problem.axes[2])};
   const auto fits = [&](int n, int d, int h, int w) {
     const CellTile tile = {n, d, h, w};
     std::copy(tile.begin(), tile.end(), std::begin(shape.tile));
@@ -178,111 +181,20 @@ std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int co
 bool offsets_fit(const TileShape& shape, const Problem& problem) {
   const auto span = [](const Strides& strides, const std::array<std::int64_t, 5>& extent) {
     double reach = 0;
-    for (std::size_t i = 0; i < extent.size(); ++i) reach += static_cast<double>(strides[i]) * static_cast<double>(extent[i]);
+    for (std::size_t i = 0; i < extent.size(); ++i)
+      reach += static_cast<double>(strides[i]) * static_cast<double>(extent[i]);
     return reach;
   };
   const std::array<std::int64_t, 5> patch = {shape.tile[0], shape.chunk_channels(), problem.axes[0].input,
                                              problem.axes[1].input, problem.axes[2].input};
-  const std::array<std::int64_t, 5> taps = {shape.chunk_channels(), shape.out_channels, shape.kernel[0], shape.kernel[1],
-                                            shape.kernel[2]};
+  const std::array<std::int64_t, 5> taps = {shape.chunk_channels(), shape.out_channels, shape.kernel[0],
+                                            shape.kernel[1], shape.kernel[2]};
   std::array<std::int64_t, 5> outputs = {shape.tile[0], 0, 0, 0, 0};
-  for (int a = 0; a < kSpatialAxes; ++a) outputs[2 + a] = static_cast<std::int64_t>(shape.tile[1 + a] + 1) * shape.stride[a];
+  for (int a = 0; a < kSpatialAxes; ++a)
+    outputs[2 + a] = static_cast<std::int64_t>(shape.tile[1 + a] + 1) * shape.stride[a];
   return span(problem.input_strides, patch) * shape.element_bytes < static_cast<double>(kIntMax) &&
          (!shape.output_channels_last || span(problem.output_strides, outputs) < static_cast<double>(kIntMax)) &&
          (shape.packed || span(problem.weight_strides, taps) < static_cast<double>(kIntMax));
-}
-
-long long block_rows_of(const TileShape& shape, const Problem& problem) {
-  long long blocks = problem.groups * ceil_div(shape.out_channels, shape.block_channels);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.stride[a], shape.span[a]);
-  return blocks;
-}
-
-long long block_cells_of(const TileShape& shape, const Problem& problem) {
-  long long blocks = ceil_div(problem.batch, shape.tile[0]);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(cells_of(problem.axes[a]), shape.tile[1 + a]);
-  return blocks;
-}
-
-int registers_of(const TileShape& shape) {
-  const int accumulators = 4 * shape.row_tiles * shape.column_tiles;
-  const int fragments = shape.warpgroup ? 0 : 5 * shape.column_tiles / 2 + 8 + (shape.math == TileMath::fp32x3 ? 24 : 0);
-  const int input_items = static_cast<int>(ceil_div(shape.slabs * shape.pixels(), shape.threads()));
-  const int per_item = shape.wide_input ? 5 : 1 + shape.vector();
-  int weights = 8;
-  if (!shape.packed) {
-    const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
-    weights = 4 * static_cast<int>(ceil_div(items, shape.threads()));
-  }
-  return accumulators + fragments + input_items * (per_item + 1) + weights + (shape.warpgroup ? 40 : 52);
-}
-
-// Cost of a candidate in seconds. Per block: multiplication, traffic beyond the block and instructions of the loader and the
-// epilogue; the largest of them counts fully and the others in part, since resident blocks overlap. The constants are
-// fitted to measurements on an H200 (docs/notes/tile.md).
-double cost_of(const TileShape& shape, const Problem& problem, const DeviceProperties& device, long long tiles) {
-  const double blocks = static_cast<double>(tiles) * shape.depth_blocks;
-  const double clock = 1.7e9;
-  const double half = shape.element_bytes == 2 ? 2.0 : 1.0;
-  const double peak = device.tf32_rate / 2 / device.multiprocessors / clock * half;  // multiply-adds per cycle
-  double tile_products = 0;  // products of one row tile, all columns of a team and one step of depth
-  for (int back = 0; back < shape.all_backs(); ++back) tile_products += __builtin_popcount(row_tiles_with_tap(shape, back));
-  if (shape.skips_backs()) {
-    for (int a = 0; a < kSpatialAxes; ++a) {
-      if (shape.span[a] != 1 || shape.stride[a] == 1) continue;
-      double taps = 0;
-      for (int residue = 0; residue < shape.stride[a]; ++residue) {
-        for (int back = 0; back < shape.backs[a]; ++back) taps += shape.has_tap(a, residue, back) ? 1 : 0;
-      }
-      tile_products *= taps / (static_cast<double>(shape.stride[a]) * shape.backs[a]);
-    }
-  }
-  const double chunks = shape.block_chunks();
-  tile_products *= chunks * shape.slabs / 2 * shape.column_teams;
-  const double step_channels = 2.0 * shape.vector();
-  const double columns = 8.0 * shape.column_tiles;
-  double multiply = 0;
-  if (shape.warpgroup) {
-    const double reads = (64 + columns) * 32 / 128;  // cycles to bring both operands from shared memory
-    multiply = tile_products * std::max(64 * columns * step_channels / (peak * 0.92), reads * 1.05);
-  } else {
-    const double reads = 4.0 * (1 + shape.column_tiles / 2.0 / shape.row_tiles);
-    const double rate = peak * 0.55 / (shape.math == TileMath::fp32x3 ? 3.5 : 1.0);
-    multiply = tile_products * std::max(16 * columns * step_channels / rate, reads * 1.1);
-  }
-  const double input_bytes = chunks * shape.input_stage_bytes();
-  const double weight_bytes = chunks * shape.all_backs() * shape.slabs * shape.rows() * 16;
-  const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
-  // Rows that begin and end inside a 32-byte sector move it whole.
-  const auto with_sectors = [&](int elements) { return 1 + 32.0 / (elements * shape.element_bytes); };
-  const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3));
-  const double output_sectors = shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]);
-  const double traffic =
-      (input_bytes * input_sectors + weight_bytes + 1.5 * outputs * shape.element_bytes * output_sectors) / 30;
-  const double loader = input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) +
-                        (shape.packed ? weight_bytes / 16 * 4 : weight_bytes / shape.element_bytes * 90);
-  const double epilogue = outputs * 9 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;
-  const double instructions = (loader + epilogue) / 128 / 0.6;
-  const double stages = chunks * shape.stages_per_chunk();
-
-  const double sum = multiply + traffic + instructions;
-  const double busy = 0.65 * std::max({multiply, traffic, instructions}) + 0.35 * sum;
-  const double latency = 2500 + stages * 650 + outputs / shape.threads() * 12 + 0.6 * multiply;
-  const int resident = std::max(shape.blocks_per_multiprocessor, 1);
-  const double slots = static_cast<double>(device.multiprocessors) * resident;
-  const double full_waves = std::floor(blocks / slots);
-  const double rest = blocks - full_waves * slots;
-  double cycles = full_waves * std::max(busy * resident, latency);
-  if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
-  cycles *= resident == 1 ? 1.3 : resident == 2 ? 1.0 : 0.82;  // more blocks overlap more of each other's start and end
-  if (shape.warpgroup && shape.row_teams > 1) cycles *= 1.2;  // warpgroups of a block wait for each other at every stage
-  const double bytes = static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
-                                           element_count(problem.weight_sizes())) * shape.element_bytes;
-  const double packing = shape.packed ? 3e-6 + 2 * weight_bytes * shape.depth_blocks * static_cast<double>(block_rows_of(shape, problem)) / 2e12 : 0;
-  const double seconds = std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
-  // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
-  const bool whole_rows = shape.span[1] == shape.stride[1] && shape.span[2] == shape.stride[2];
-  return seconds * (whole_rows ? 0.98 : 1.0) * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }
 
 // Fits stages and residency around rows and columns; false when it cannot be built.
@@ -299,7 +211,7 @@ bool complete(TileShape& shape, const DeviceProperties& device) {
     if (items > 24 * shape.threads()) return false;
   }
   shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
-  const int registers = registers_of(shape);
+  const int registers = tile_registers(shape);
   if (shape.packed && shape.out_channels / shape.block_channels > 60000) return false;  // the pack kernel's grid
   if (registers > 250 || shape.threads() * registers > 65536) return false;
   const std::size_t shared = static_cast<std::size_t>(shape.shared_bytes());
@@ -319,6 +231,10 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
   if (problem.in_channels_per_group() < 8 || (problem.groups > 1 && problem.in_channels_per_group() < 16)) {
     return "few input channels in a group (" + std::to_string(problem.in_channels_per_group()) +
            "): CUDA cores do that at the memory's speed";
+  }
+  if (rows_of(problem) <= kFewRows) {
+    return "few rows (phases times output channels of a group: " + std::to_string(rows_of(problem)) +
+           "), which would leave most of a tensor-core tile empty";
   }
   if (problem.in_channels_per_group() > kIntMax / 2 || problem.out_channels_per_group() > kIntMax / 2) {
     return "channel counts beyond 32 bits";
@@ -340,33 +256,12 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
   return {};
 }
 
-unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
-  const int back[3] = {back_index / (shape.backs[2] * shape.backs[1]), back_index / shape.backs[2] % shape.backs[1],
-                       back_index % shape.backs[2]};
-  unsigned tiles = 0;
-  for (int slot = 0; slot < shape.all_slots(); ++slot) {
-    const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
-                          slot % shape.slots[2]};
-    bool tap = true;
-    for (int a = 0; a < kSpatialAxes; ++a) {
-      if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: multiplied by stored zeros
-      tap = tap && shape.has_tap(a, shape.residue_of(a, slots[a]), back[a]);
-    }
-    if (!tap) continue;
-    const int first = slot * shape.block_channels / shape.tile_rows();
-    const int last = ((slot + 1) * shape.block_channels - 1) / shape.tile_rows();
-    for (int tile = first; tile <= last; ++tile) tiles |= 1U << tile;
-  }
-  return tiles;
-}
-
 namespace {
 
 // Which phases a block computes together: all, or fewer of the outer axes, or a run of the width's.
 std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
-  std::vector<std::array<int, 3>> spans = {{base.stride[0], base.stride[1], base.stride[2]},
-                                           {1, base.stride[1], base.stride[2]},
-                                           {1, 1, base.stride[2]}};
+  std::vector<std::array<int, 3>> spans = {
+      {base.stride[0], base.stride[1], base.stride[2]}, {1, base.stride[1], base.stride[2]}, {1, 1, base.stride[2]}};
   for (const int width : {4, 8, 16, 32}) {
     if (width < base.stride[2]) spans.push_back({1, 1, width});
   }
@@ -378,7 +273,8 @@ std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
 std::vector<int> channel_choices(const TileShape& base) {
   std::vector<int> choices = {base.out_channels};
   for (const int channels : {1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128}) {
-    if (channels < base.out_channels || (channels >= 16 && channels < base.out_channels + 16)) choices.push_back(channels);
+    if (channels < base.out_channels || (channels >= 16 && channels < base.out_channels + 16))
+      choices.push_back(channels);
   }
   std::sort(choices.begin(), choices.end());
   choices.erase(std::unique(choices.begin(), choices.end()), choices.end());
@@ -402,7 +298,8 @@ std::vector<TeamChoice> team_choices(const TileShape& shape, int used_rows) {
     if (shape.warpgroup) {
       if (row_tiles > 2 || row_teams > 2) continue;
       for (const int column_tiles : {4, 8, 16, 24, 32}) {
-        if (row_tiles * column_tiles <= 32 && row_teams * shape.depth_teams <= 4) choices.push_back({row_tiles, column_tiles, row_teams, 1});
+        if (row_tiles * column_tiles <= 32 && row_teams * shape.depth_teams <= 4)
+          choices.push_back({row_tiles, column_tiles, row_teams, 1});
       }
       continue;
     }
@@ -421,10 +318,7 @@ std::vector<TeamChoice> team_choices(const TileShape& shape, int used_rows) {
 
 // Warpgroups have tiles of 64 rows; fewer rows than half of that are better off with warps.
 bool prefers_warpgroups(const Problem& problem, const DeviceProperties& device, const TileShape& base) {
-  if (device.arch != 90 || base.math == TileMath::fp32x3) return false;
-  std::int64_t rows = base.out_channels;
-  for (const Axis& axis : problem.axes) rows *= static_cast<std::int64_t>(residues_with_taps(axis).size());
-  return rows > 32;
+  return device.arch == 90 && base.math != TileMath::fp32x3 && rows_of(problem) > 32;
 }
 
 }  // namespace
@@ -457,16 +351,17 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
           std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
           if (base.warpgroup) {
             shape.column_tiles = static_cast<int>(ceil_div(shape.needed_columns(), 8));
-            if (teams.column_tiles > 4 && 2 * shape.column_tiles < teams.column_tiles) continue;  // a smaller choice covers this
+            if (teams.column_tiles > 4 && 2 * shape.column_tiles < teams.column_tiles)
+              continue;  // a smaller choice covers this
           }
           for (const bool packed : {false, true}) {
             shape.packed = packed;
             if (!offsets_fit(shape, problem) || !complete(shape, device)) continue;
             TileCandidate candidate;
             candidate.shape = shape;
-            candidate.blocks = block_rows_of(shape, problem) * block_cells_of(shape, problem);
+            candidate.blocks = tile_block_rows(shape, problem) * tile_block_cells(shape, problem);
             if (candidate.blocks > kIntMax / 8) continue;
-            candidate.expected_seconds = cost_of(shape, problem, device, candidate.blocks);
+            candidate.expected_seconds = tile_seconds(shape, problem, device, candidate.blocks);
             candidates.push_back(candidate);
           }
         }

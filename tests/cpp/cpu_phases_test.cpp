@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "cases.h"
 #include "cpu/families.h"
 #include "cpu_support.h"
 
@@ -75,7 +76,8 @@ constexpr std::array kDirections = {Direction::forward, Direction::grad_input, D
 
 TEST(Phases, RandomSmallProblems) {
   Random random(20240607);
-  for (int i = 0; i < 2500 && !::testing::Test::HasFailure(); ++i) check_new(random_problem(random), random);
+  for (int i = 0; i < test::cases(2500) && !::testing::Test::HasFailure(); ++i)
+    check_new(random_problem(random), random);
 }
 
 TEST(Phases, LargeProblems) {
@@ -101,7 +103,7 @@ TEST(Phases, LargeProblemsOfOtherTypesAndLayouts) {
 TEST(Phases, EveryInstructionSet) {
   Random random(9);
   std::vector<Problem> problems;
-  for (int i = 0; i < 200; ++i) problems.push_back(random_problem(random));
+  for (int i = 0; i < test::cases(200); ++i) problems.push_back(random_problem(random));
   for (const Direction direction : kDirections) problems.push_back(large_problems(direction, DType::f32)[1]);
   std::vector<Tensors> tensors;
   for (const Problem& problem : problems) compute_exact(problem, tensors.emplace_back(problem, random));

@@ -5,6 +5,7 @@
 #include <bit>
 #include <limits>
 
+#include "cases.h"
 #include "cpu_support.h"
 
 namespace tconv::test {
@@ -89,7 +90,7 @@ std::vector<double> scattered(const Problem& problem, Tensors& tensors) {
 
 TEST(Reference, AgreesWithScattering) {
   Random random(1);
-  for (int round = 0; round < 1500 && !::testing::Test::HasFailure(); ++round) {
+  for (int round = 0; round < test::cases(1500) && !::testing::Test::HasFailure(); ++round) {
     const Problem problem = random_problem(random);
     if (multiply_adds(problem) > 2e5) continue;
     Tensors tensors(problem, random);

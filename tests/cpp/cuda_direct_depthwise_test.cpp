@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "cases.h"
 #include "cuda/direct.h"
 #include "cuda/nvrtc.h"
 #include "direct_case.h"
@@ -68,8 +69,8 @@ Problem depthwise_problem(Random& random) {
     for (const Axis& axis : p.axes) good = good && axis.output() >= 1;
     if (!good || multiply_adds(p) > 2e6 || element_count(p.output_sizes()) > 60000) continue;
     p.input_strides = row_strides(random, p.input_sizes());
-    p.weight_strides = random.below(2) == 0 ? contiguous_strides(p.weight_sizes())
-                                            : channels_last_strides(p.weight_sizes());
+    p.weight_strides =
+        random.below(2) == 0 ? contiguous_strides(p.weight_sizes()) : channels_last_strides(p.weight_sizes());
     p.output_strides = row_strides(random, p.output_sizes());
     if (random.below(4) == 0) p.weight_strides[0] = 0;  // one filter expanded over the channels
     validate(p);
@@ -80,7 +81,7 @@ Problem depthwise_problem(Random& random) {
 TEST(DepthwiseKernel, MatchesReferenceOnRandomProblems) {
   Random random(std::random_device{}());
   int taken = 0;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < test::cases(300); ++i) {
     const Problem problem = depthwise_problem(random);
     const DepthwisePlan plan = cuda::plan_depthwise(problem, gpu(90));
     if (!plan.declined.empty()) continue;
@@ -91,12 +92,12 @@ TEST(DepthwiseKernel, MatchesReferenceOnRandomProblems) {
                                            << cuda::depthwise_source(plan.config, problem.dtype).config;
     ++taken;
   }
-  EXPECT_GT(taken, 200);
+  EXPECT_GT(taken, test::cases(200));
 }
 
 TEST(DepthwiseKernel, MatchesReferenceWithRandomTiles) {
   Random random(std::random_device{}());
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < test::cases(300); ++i) {
     const Problem problem = depthwise_problem(random);
     DepthwisePlan plan = cuda::plan_depthwise(problem, gpu(90));
     if (!plan.declined.empty()) continue;
@@ -199,9 +200,9 @@ TEST_P(DepthwiseCompilation, SpillsNothing) {
       if (dtype != DType::f32 && !plan.declined.empty()) continue;  // other types need more registers
       ASSERT_EQ(plan.declined, "") << layer.name;
       const cuda::Compiled compiled = cuda::compile(cuda::depthwise_source(plan.config, dtype), arch);
-      EXPECT_EQ(compiled.spill_bytes, 0U) << layer.name << " " << name_of(dtype) << " sm_" << arch << ": "
-                                          << cuda::describe(plan) << "\n"
-                                          << compiled.log;
+      EXPECT_EQ(compiled.spill_bytes, 0U)
+          << layer.name << " " << name_of(dtype) << " sm_" << arch << ": " << cuda::describe(plan) << "\n"
+          << compiled.log;
       if (arch == 90) std::printf("%-16s %-8s %3d registers\n", layer.name, name_of(dtype), compiled.registers);
     }
   }

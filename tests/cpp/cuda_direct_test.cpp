@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "cases.h"
 #include "cuda/nvrtc.h"
 #include "direct_case.h"
 #include "direct_emulation.h"
@@ -64,7 +65,7 @@ DirectConfig random_tile(Random& random, const DirectConfig& planned) {
 TEST(DirectKernel, MatchesReferenceOnRandomProblems) {
   Random random(std::random_device{}());
   int taken = 0;
-  for (int i = 0; i < 120; ++i) {
+  for (int i = 0; i < test::cases(120); ++i) {
     const Problem problem = random_problem(random);
     const DirectPlan planned = cuda::plan_direct(problem, gpu(random.pick({80, 86, 90})));
     ASSERT_EQ(planned.declined, "") << to_string(problem);
@@ -75,12 +76,12 @@ TEST(DirectKernel, MatchesReferenceOnRandomProblems) {
         << cuda::direct_source(planned.config, problem.dtype).config;
     ++taken;
   }
-  EXPECT_EQ(taken, 120);
+  EXPECT_EQ(taken, test::cases(120));
 }
 
 TEST(DirectKernel, MatchesReferenceWithRandomTiles) {
   Random random(std::random_device{}());
-  for (int i = 0; i < 120; ++i) {
+  for (int i = 0; i < test::cases(120); ++i) {
     const Problem problem = random_problem(random);
     DirectPlan plan = cuda::plan_direct(problem, gpu(90));
     ASSERT_EQ(plan.declined, "") << to_string(problem);

@@ -254,7 +254,8 @@ struct Named {
   Problem problem;
 };
 
-inline Problem make(std::int64_t batch, std::int64_t in, std::int64_t out, std::int64_t groups, std::vector<Axis> axes) {
+inline Problem make(std::int64_t batch, std::int64_t in, std::int64_t out, std::int64_t groups,
+                    std::vector<Axis> axes) {
   Problem p;
   p.rank = static_cast<int>(axes.size());
   p.precision = Precision::tf32;
@@ -268,7 +269,7 @@ inline Problem make(std::int64_t batch, std::int64_t in, std::int64_t out, std::
 }
 
 inline Axis axis(std::int64_t input, std::int64_t kernel, std::int64_t stride, std::int64_t pad,
-          std::int64_t output_padding = 0, std::int64_t dilation = 1) {
+                 std::int64_t output_padding = 0, std::int64_t dilation = 1) {
   return {input, kernel, stride, dilation, pad, pad, output_padding};
 }
 

@@ -21,22 +21,22 @@ inline void require_aligned(const void* pointer, std::size_t bytes) {
 }
 }  // namespace tconv::test
 
-#define TCONV_EMULATE_DEPTHWISE(element, accumulator, to_accumulator, to_element)             \
-  using Element = element;                                                                    \
-  using Accumulator = accumulator;                                                            \
-  inline DepthwiseConfig kConfig;                                                             \
-  inline DepthwiseGeometry kGeometry;                                                         \
-  inline Accumulator widen(Element value) { return to_accumulator; }                          \
-  inline Element narrow(Accumulator value) { return to_element; }                             \
-  namespace depthwise {                                                                       \
-  inline void store_run(Element* to, const Element* values) {                                 \
+#define TCONV_EMULATE_DEPTHWISE(element, accumulator, to_accumulator, to_element)                \
+  using Element = element;                                                                       \
+  using Accumulator = accumulator;                                                               \
+  inline DepthwiseConfig kConfig;                                                                \
+  inline DepthwiseGeometry kGeometry;                                                            \
+  inline Accumulator widen(Element value) { return to_accumulator; }                             \
+  inline Element narrow(Accumulator value) { return to_element; }                                \
+  namespace depthwise {                                                                          \
+  inline void store_run(Element* to, const Element* values) {                                    \
     tconv::test::require_aligned(to, sizeof(Element) * static_cast<std::size_t>(kConfig.store)); \
-    std::memcpy(to, values, sizeof(Element) * static_cast<std::size_t>(kConfig.store));       \
-  }                                                                                           \
-  inline void load_pack(const Element* from, Element* values) {                               \
-    tconv::test::require_aligned(from, 16);                                                   \
-    std::memcpy(values, from, 16);                                                            \
-  }                                                                                           \
+    std::memcpy(to, values, sizeof(Element) * static_cast<std::size_t>(kConfig.store));          \
+  }                                                                                              \
+  inline void load_pack(const Element* from, Element* values) {                                  \
+    tconv::test::require_aligned(from, 16);                                                      \
+    std::memcpy(values, from, 16);                                                               \
+  }                                                                                              \
   }
 
 namespace depthwise_f64 {

@@ -25,20 +25,20 @@ inline void require_aligned(const void* pointer, std::size_t bytes) {
 }
 }  // namespace tconv::test
 
-#define TCONV_EMULATE_DIRECT(element, accumulator, to_accumulator, to_element) \
-  using Element = element;                                                     \
-  using Accumulator = accumulator;                                             \
-  inline DirectConfig kConfig;                                                 \
-  inline DirectGeometry kGeometry;                                             \
-  inline Accumulator widen(Element value) { return to_accumulator; }           \
-  inline Element narrow(Accumulator value) { return to_element; }              \
-  namespace direct {                                                           \
-  inline void move_run(Element* to, const Element* from) {                     \
+#define TCONV_EMULATE_DIRECT(element, accumulator, to_accumulator, to_element)      \
+  using Element = element;                                                          \
+  using Accumulator = accumulator;                                                  \
+  inline DirectConfig kConfig;                                                      \
+  inline DirectGeometry kGeometry;                                                  \
+  inline Accumulator widen(Element value) { return to_accumulator; }                \
+  inline Element narrow(Accumulator value) { return to_element; }                   \
+  namespace direct {                                                                \
+  inline void move_run(Element* to, const Element* from) {                          \
     const auto bytes = sizeof(Element) * static_cast<std::size_t>(kGeometry.store); \
-    tconv::test::require_aligned(to, bytes);                                   \
-    tconv::test::require_aligned(from, bytes);                                 \
-    std::memcpy(to, from, bytes);                                              \
-  }                                                                            \
+    tconv::test::require_aligned(to, bytes);                                        \
+    tconv::test::require_aligned(from, bytes);                                      \
+    std::memcpy(to, from, bytes);                                                   \
+  }                                                                                 \
   }
 
 namespace direct_f64 {

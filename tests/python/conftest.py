@@ -10,7 +10,7 @@ import tconv.testing
 # as they are imported. A user's process has no such ban, and the benchmark sets flags: import them here without it.
 with warnings.catch_warnings(), unittest.mock.patch.object(torch.backends, "disable_global_flags"):
     warnings.simplefilter("ignore")
-    import torch.testing._internal.common_utils  # noqa: F401
+    import torch.testing._internal.common_utils
 
 # The problems are small, and threads that wait for one another on a busy machine take most of the time;
 # test_threads.py is about threads.

@@ -35,11 +35,7 @@ __device__ __forceinline__ void store_run(Element* to, const Element* values) {
   Run run;
 #pragma unroll
   for (int i = 0; i < kConfig.store; ++i) run.value[i] = values[i];
-#ifdef TRY_CS
-  asm volatile("st.global.cs.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(reinterpret_cast<const int*>(&run)[0]), "r"(reinterpret_cast<const int*>(&run)[1]), "r"(reinterpret_cast<const int*>(&run)[2]), "r"(reinterpret_cast<const int*>(&run)[3]) : "memory");
-#else
   *reinterpret_cast<Run*>(to) = run;
-#endif
 }
 
 struct alignas(16) Pack {
@@ -149,7 +145,8 @@ __device__ __forceinline__ void load_weights(const DepthwiseArguments& a, const 
   for (int kh = 0; kh < kConfig.height.kernel; ++kh) {
 #pragma unroll
     for (int kw = 0; kw < kConfig.width.kernel; ++kw) {
-      weights[kh * kConfig.width.kernel + kw] = place.weight[kh * a.weight_height + kw * a.weight_width];
+      const int tap = kh * kConfig.width.kernel + kw;
+      weights[tap] = place.weight[kConfig.weight_packed != 0 ? tap : kh * a.weight_height + kw * a.weight_width];
     }
   }
 }

@@ -43,6 +43,10 @@ __device__ __forceinline__ int strip_start(const DirectArguments& a, const Place
          width * static_cast<int>(a.output_width);
 }
 
+__device__ __forceinline__ Accumulator biased(Accumulator sum, Accumulator bias) {
+  return kConfig.bias != 0 ? sum + bias : sum;
+}
+
 constexpr int kNowhere = -2147483647 - 1;
 
 #ifdef __CUDACC__
@@ -92,20 +96,22 @@ __device__ __forceinline__ void store_rows(const DirectArguments& a, Element* ou
   }
 #pragma unroll
   for (int channel = 0; channel < kConfig.thread_channels; ++channel) {
-    const Accumulator shift = kConfig.bias != 0 ? bias[channel] : Accumulator(0);
+    const Accumulator shift = bias[channel];
     if (run % pack == 0) {
 #pragma unroll
       for (int j = 0; j < run / pack; ++j) {
         Pack<Element> values;
 #pragma unroll
         for (int v = 0; v < pack; ++v) {
-          values.value[v] = narrow(sums[(j * pack + v) * kConfig.thread_channels + channel] + shift);
+          values.value[v] = narrow(biased(sums[(j * pack + v) * kConfig.thread_channels + channel], shift));
         }
         reinterpret_cast<Pack<Element>*>(stage + lane * run)[j] = values;
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < run; ++j) stage[lane * run + j] = narrow(sums[j * kConfig.thread_channels + channel] + shift);
+      for (int j = 0; j < run; ++j) {
+        stage[lane * run + j] = narrow(biased(sums[j * kConfig.thread_channels + channel], shift));
+      }
     }
     __syncwarp();
     if (channel < channels) {
@@ -143,11 +149,11 @@ __device__ __forceinline__ void store_channels(const DirectArguments& a, Element
 #pragma unroll
   for (int column = 0; column < kGeometry.strip_outputs; ++column) {
     if (run == 1) {
-      const Element value = narrow(sums[column] + bias[0]);
+      const Element value = narrow(biased(sums[column], bias[0]));
       if (column < last[0]) output[to[0]] = value;
     } else {
 #pragma unroll
-      for (int j = 0; j < run; ++j) stage[lane * run + j] = narrow(sums[column * run + j] + bias[j]);
+      for (int j = 0; j < run; ++j) stage[lane * run + j] = narrow(biased(sums[column * run + j], bias[j]));
       __syncwarp();
 #pragma unroll
       for (int j = 0; j < run; ++j) {

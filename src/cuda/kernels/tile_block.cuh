@@ -1,4 +1,5 @@
-// The life of a block, whatever its teams multiply with: fill a stage, multiply it while the next one is on its way, store.
+// The life of a block, whatever its teams multiply with: fill a stage, multiply it while the next one is on its way,
+// store.
 #pragma once
 
 #include "tile_load.cuh"
@@ -37,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
   const unsigned input_stages = ptx::shared_address(shared_memory);
   const unsigned weight_stages = input_stages + kShape.input_stages() * kShape.input_stage_bytes();
 
-  const int block_rows_count =
-      params.groups * params.channel_blocks * params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2];
+  const int block_rows_count = params.groups * params.channel_blocks * params.residue_blocks[0] *
+                               params.residue_blocks[1] * params.residue_blocks[2];
   const int rank = blockIdx.x % kShape.depth_blocks;
   const int block = blockIdx.x / kShape.depth_blocks;
   const int block_row = block % block_rows_count;
@@ -54,7 +55,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
   constexpr int kStages = kShape.stages_per_chunk();
   constexpr int kChunks = kShape.block_chunks();
   constexpr int kTotal = kChunks * kStages;
-  const auto weight_stage = [&](int step) { return weight_stages + step % kShape.weight_stages() * kShape.weight_stage_bytes(); };
+  const auto weight_stage = [&](int step) {
+    return weight_stages + step % kShape.weight_stages() * kShape.weight_stage_bytes();
+  };
   const auto input_stage = [&](int chunk) { return input_stages + chunk % 2 * kShape.input_stage_bytes(); };
 
   weights.begin(params, weight_stage);

@@ -1,5 +1,5 @@
-// From the tensors into a block's shared memory. Loads go to registers before a stage is multiplied and to shared memory
-// after it, so that their latency hides behind the multiplication.
+// From the tensors into a block's shared memory. Loads go to registers before a stage is multiplied and to shared
+// memory after it, so that their latency hides behind the multiplication.
 #pragma once
 
 #include "tile_element.cuh"
@@ -34,7 +34,8 @@ struct InputLoader {
     return kShape.input_channels_last ? item / kShape.slabs : item % kShape.pixels();
   }
 
-  __device__ __forceinline__ InputLoader(const TileParams& params, const BlockRows& rows, const BlockCells& cells, int rank)
+  __device__ __forceinline__ InputLoader(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                         int rank)
       : first_chunk(rank * kShape.block_chunks()) {
     base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
            static_cast<long long>(rows.group) * kShape.channels * params.input_strides[1];
@@ -91,14 +92,15 @@ struct InputLoader {
     for (int i = 0; i < kPerThread; ++i) {
       const int item = threadIdx.x + i * kThreads;
       if (kItems % kThreads != 0 && item >= kItems) break;
-      const Cell cell = kShape.wide_input ? rounded(wide[kShape.wide_input ? i : 0])
-                                          : make_cell(values[kShape.wide_input ? 0 : i]);
+      const Cell cell =
+          kShape.wide_input ? rounded(wide[kShape.wide_input ? i : 0]) : make_cell(values[kShape.wide_input ? 0 : i]);
       ptx::store_16(stage + (slab_of(item) * kShape.slab_pitch() + pixel_of(item)) * 16, cell);
     }
   }
 };
 
-// Weights that the pack kernel has put into order: all stages of a block are one run of memory, copied some steps ahead.
+// Weights that the pack kernel has put into order: all stages of a block are one run of memory, copied some steps
+// ahead.
 struct PackedWeights {
   static constexpr int kAhead = kShape.weight_stages() - 1;
   static constexpr int kCellsPerBack = kShape.slabs * kShape.rows();
@@ -129,28 +131,33 @@ struct PackedWeights {
   }
 
  private:
-  // Always a whole stage, so that the loop has no variables; past the last distance of a chunk it brings what follows.
   __device__ __forceinline__ void copy(int step, unsigned shared) const {
     constexpr int kCells = kShape.stage_backs * kCellsPerBack;
+    constexpr bool kEven = kShape.all_backs() % kShape.stage_backs == 0;
     if (step < kTotal) {
       const int chunk = step / kShape.stages_per_chunk();
       const int first_back = step % kShape.stages_per_chunk() * kShape.stage_backs;
-      const Cell* source = base + (static_cast<long long>(chunk) * kShape.all_backs() + first_back) * kCellsPerBack + threadIdx.x;
+      const int cells = kEven ? kCells : min(kShape.stage_backs, kShape.all_backs() - first_back) * kCellsPerBack;
+      const Cell* source =
+          base + (static_cast<long long>(chunk) * kShape.all_backs() + first_back) * kCellsPerBack + threadIdx.x;
       shared += threadIdx.x * 16;
 #pragma unroll 16
-      for (int i = 0; i < kCells / kThreads; ++i) ptx::copy_16_async(shared + i * kThreads * 16, source + i * kThreads);
-      if (kCells % kThreads != 0 && threadIdx.x < kCells % kThreads) {
-        ptx::copy_16_async(shared + kCells / kThreads * kThreads * 16, source + kCells / kThreads * kThreads);
+      for (int i = 0; i < (kCells + kThreads - 1) / kThreads; ++i) {
+        const bool certain = kEven && (i + 1) * kThreads <= kCells;
+        if (certain || static_cast<int>(threadIdx.x) + i * kThreads < cells) {
+          ptx::copy_16_async(shared + i * kThreads * 16, source + i * kThreads);
+        }
       }
     }
     ptx::commit_copies();
   }
 };
 
-// Weights read from the tensor by each block itself: one launch, for problems too small to pay for two. All products of a
-// chunk are one stage here, so that a thread's elements keep their places from chunk to chunk.
+// Weights read from the tensor by each block itself: one launch, for problems too small to pay for two. All products of
+// a chunk are one stage here, so that a thread's elements keep their places from chunk to chunk.
 struct WeightsInPlace {
-  static constexpr int kItems = kShape.chunk_channels() * kShape.block_channels * kShape.all_slots() * kShape.all_backs();
+  static constexpr int kItems =
+      kShape.chunk_channels() * kShape.block_channels * kShape.all_slots() * kShape.all_backs();
   static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
 
   int first_chunk;
@@ -186,7 +193,8 @@ struct WeightsInPlace {
                                  tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
                                  tap % kShape.kernel[2] * params.weight_strides[4];
       offset[i] = tap < 0 || rows.first_channel + out_channel >= kShape.out_channels ? -1 : static_cast<int>(position);
-      const int row = ((slot[0] * kShape.slots[1] + slot[1]) * kShape.slots[2] + slot[2]) * kShape.block_channels + out_channel;
+      const int row =
+          ((slot[0] * kShape.slots[1] + slot[1]) * kShape.slots[2] + slot[2]) * kShape.block_channels + out_channel;
       place[i] = ((back * kShape.slabs + channel[i] / kVector) * kShape.rows() + row) * 16 +
                  channel[i] % kVector * kShape.element_bytes;
     }
@@ -213,7 +221,8 @@ struct WeightsInPlace {
     constexpr bool kWhole = kShape.channels % kShape.chunk_channels() == 0;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const bool exists = offset[i] >= 0 && channel[i] < kShape.chunk_channels() && (kWhole || first + channel[i] < kShape.channels);
+      const bool exists =
+          offset[i] >= 0 && channel[i] < kShape.chunk_channels() && (kWhole || first + channel[i] < kShape.channels);
       values[i] = exists ? __ldg(origin + offset[i]) : Element(0);
     }
   }

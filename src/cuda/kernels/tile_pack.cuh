@@ -1,28 +1,33 @@
 // Weights into the order in which the blocks of tile_block.cuh read them: [block row][chunk][back][slab][row][vector].
 //
-// A block takes the weights of a few input channels (one cell's vector) and of one block of output channels: read as they
-// lie in memory, written as cells. kStaged is false where they don't fit shared memory; they are then read in place. kDenseTaps: the taps lie one after the other.
+// A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
+// written as cells. Where they don't fit shared memory they are read in place. kDenseTaps: the taps lie one after the
+// other.
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
 
+constexpr bool kStaged = pack_slabs(kShape) > 0;
+constexpr int kSlabs = kStaged ? pack_slabs(kShape) : 1;  // of a block
+constexpr int kVector = kShape.vector();
+constexpr int kIns = kSlabs * kVector;
 constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
 
-extern "C" __global__ void __launch_bounds__(kPackThreads) tconv_tile_pack(const __grid_constant__ TileParams params, Cell* packed) {
+extern "C" __global__ void __launch_bounds__(kPackThreads)
+    tconv_tile_pack(const __grid_constant__ TileParams params, Cell* packed) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
-  Element* staged = reinterpret_cast<Element*>(shared_memory);  // [vector][output channel][tap]
-  constexpr int kVector = kShape.vector();
+  Element* staged = reinterpret_cast<Element*>(shared_memory);  // [input channel][output channel][tap]
   constexpr int kPlane = pack_plane(kShape);
-  const int slab = blockIdx.x;  // of the group's channels, chunks included
+  const int first_slab = blockIdx.x * kSlabs;  // of the group's channels, chunks included
   const int channel_block = blockIdx.y;
   const int group = blockIdx.z;
-  const int first_channel = slab * kVector;
+  const int first_channel = first_slab * kVector;
   const int first_out = channel_block * kShape.block_channels;
   const Element* weight = static_cast<const Element*>(params.weight) +
                           (group * static_cast<long long>(kShape.channels) + first_channel) * params.weight_strides[0] +
                           first_out * params.weight_strides[1];
   // Output channels and input channels that exist; the rest of a block is zeros.
   const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
-  const int ins = min(kVector, kShape.channels - first_channel);
+  const int ins = min(kIns, kShape.channels - first_channel);
   const auto load = [&](int v, int out_channel, int tap) {
     if (v >= ins || out_channel >= outs) return Element(0);
     const long long position = kDenseTaps ? tap * params.weight_strides[4]
@@ -35,22 +40,29 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) tconv_tile_pack(const
     // Neighbouring threads read neighbours in memory: output channels, or taps and then whichever channels lie closer.
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
     const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
-#pragma unroll 4
-    for (int i = threadIdx.x; i < kVector * kShape.block_channels * kTaps; i += kPackThreads) {
+#pragma unroll 8
+    for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
       const int tap = outs_first ? i / kShape.block_channels % kTaps : i % kTaps;
       const int outer = i / kTaps;
-      const int v = outs_first ? i / (kTaps * kShape.block_channels) : ins_first ? outer % kVector : outer / kShape.block_channels;
-      const int out_channel = outs_first ? i % kShape.block_channels : ins_first ? outer / kVector : outer % kShape.block_channels;
+      const int v = outs_first  ? i / (kTaps * kShape.block_channels)
+                    : ins_first ? outer % kIns
+                                : outer / kShape.block_channels;
+      const int out_channel = outs_first  ? i % kShape.block_channels
+                              : ins_first ? outer / kIns
+                                          : outer % kShape.block_channels;
       staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
     }
     __syncthreads();
   }
 
   // A line is the output channels of one phase at one distance; a team of threads takes a line.
-  constexpr int kAcross = kShape.block_channels >= 32 ? 32 : kShape.block_channels >= 16 ? 16 : kShape.block_channels >= 8 ? 8 : 4;
+  constexpr int kAcross = kShape.block_channels >= 32   ? 32
+                          : kShape.block_channels >= 16 ? 16
+                          : kShape.block_channels >= 8  ? 8
+                                                        : 4;
   constexpr int kLines = kShape.all_backs() * kShape.all_slots();
   const int residue_blocks = params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2];
-  const int chunk = slab / kShape.slabs;
+  const int chunk = first_slab / kShape.slabs;
   for (int line = threadIdx.x / kAcross; line < residue_blocks * kLines; line += kPackThreads / kAcross) {
     const int slot = line % kShape.all_slots();
     const int back = line / kShape.all_slots() % kShape.all_backs();
@@ -59,19 +71,24 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) tconv_tile_pack(const
                           slot % kShape.slots[2]};
     const int tap = tap_of(block_rows(params, block_row), slots, back);
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
-    Cell* out = packed + (stage * kShape.slabs + slab % kShape.slabs) * kShape.rows();
-    for (int channel = threadIdx.x % kAcross; channel < kShape.block_channels; channel += kAcross) {
-      Element values[kVector];
+    Cell* out = packed + (stage * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        values[v] = tap < 0 ? Element(0) : kStaged ? staged[v * kPlane + channel * kTaps + tap] : load(v, channel, tap);
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      for (int channel = threadIdx.x % kAcross; channel < kShape.block_channels; channel += kAcross) {
+        Element values[kVector];
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          const int in_channel = slab * kVector + v;
+          values[v] = tap < 0   ? Element(0)
+                      : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
+                                : load(in_channel, channel, tap);
+        }
+        out[slab * kShape.rows() + slot * kShape.block_channels + channel] = make_cell(values);
       }
-      out[slot * kShape.block_channels + channel] = make_cell(values);
-    }
-    // Rows that only fill up the last tile.
-    if (slot == 0) {
-      for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross; row < kShape.rows(); row += kAcross) {
-        out[row] = Cell{};
+      // Rows that only fill up the last tile.
+      for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;
+           slot == 0 && row < kShape.rows(); row += kAcross) {
+        out[slab * kShape.rows() + row] = Cell{};
       }
     }
   }

@@ -1,9 +1,9 @@
 // What the host and the device agree on about the tile kernels; compiled by both.
 //
-// A block computes a matrix of rows (phase, output channel) by columns (cells). With o + pad = q stride + r per axis, q is
-// the cell and r the residue of output o; tap k, k dilation = r + stride back, reads input cell q - back. So for one
-// `back` every phase has at most one tap, all phases read the same input cells, and the block is a sum over (back, input
-// channel) of small matrix products.
+// A block computes a matrix of rows (phase, output channel) by columns (cells). With o + pad = q stride + r per axis, q
+// is the cell and r the residue of output o; tap k, k dilation = r + stride back, reads input cell q - back. So for one
+// `back` every phase has at most one tap, all phases read the same input cells, and the block is a sum over (back,
+// input channel) of small matrix products.
 #pragma once
 
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
@@ -25,10 +25,10 @@ struct TileShape {
   int backs[3];
   int back_step[3];
 
-  // The residues of a block: the whole stride of an axis (then only those with taps own rows, and the others are written
-  // as bias), or `span` neighbouring ones.
+  // The residues of a block: the whole stride of an axis (then only those with taps own rows, and the others are
+  // written as bias), or `span` neighbouring ones.
   int span[3];
-  int slots[3];                   // residues of the span that own rows
+  int slots[3];  // residues of the span that own rows
   // Nibble per residue of the span: its slot, 15 for none; and back. Unused when every residue of the span has a slot.
   unsigned long long slot_nibbles[3];
   unsigned long long residue_nibbles[3];
@@ -45,12 +45,12 @@ struct TileShape {
   int depth_teams;   // teams of a block that share one tile of outputs and split the sum
   int depth_blocks;  // blocks (of one cluster) that do so, each with its share of the chunks
 
-  int slabs;         // 16-byte slabs of channels per chunk, even
-  int stage_backs;   // distances of one weight stage
-  int unroll;        // of the loop over a stage's products
-  bool all_taps;     // every phase of a block has a tap at every distance
+  int slabs;        // 16-byte slabs of channels per chunk, even
+  int stage_backs;  // distances of one weight stage
+  int unroll;       // of the loop over a stage's products
+  bool all_taps;    // every phase of a block has a tap at every distance
   int blocks_per_multiprocessor;
-  bool packed;       // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   bool output_channels_last;
@@ -101,11 +101,13 @@ struct TileShape {
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return warpgroup ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
+                     : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
-  // Slabs start on different banks, so that channels-last packing (neighbouring lanes write neighbouring slabs) spreads.
+  // Slabs start on different banks, so that channels-last packing (neighbouring lanes write neighbouring slabs)
+  // spreads.
   constexpr int slab_pitch() const { return input_channels_last ? (pixels() + 7) / 8 * 8 + 8 / slabs : pixels(); }
   constexpr int input_stage_bytes() const { return slabs * slab_pitch() * 16; }
   constexpr int weight_stage_bytes() const { return stage_backs * slabs * rows() * 16; }
@@ -144,13 +146,25 @@ struct TileShape {
   constexpr long long packed_bytes() const { return 16LL * chunks() * all_backs() * slabs * rows(); }
 };
 
-// The pack kernel takes a run of `vector()` input channels and one block's output channels at a time through shared memory.
+// The pack kernel takes some slabs of input channels and one block's output channels at a time through shared memory:
+// as many slabs of a chunk as fit, or (0) none.
 constexpr int kPackThreads = 256;
+constexpr int kMostPackBytes = 48 * 1024;
 constexpr int pack_plane(const TileShape& shape) {
-  return shape.block_channels * shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1;  // odd: lanes spread over the banks
+  return shape.block_channels * shape.kernel[0] * shape.kernel[1] * shape.kernel[2] |
+         1;  // odd: lanes spread over the banks
+}
+constexpr int pack_slabs(const TileShape& shape) {
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
+  int slabs = shape.slabs;
+  while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
+  // More per block only as long as there are blocks enough for a chip.
+  const int runs = shape.chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
+  while (slabs > 1 && runs / slabs < 800) slabs /= 2;
+  return slabs;
 }
 constexpr int pack_shared_bytes(const TileShape& shape) {
-  return shape.vector() * pack_plane(shape) * shape.element_bytes;
+  return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape);
 }
 
 struct TileParams {

@@ -1,5 +1,5 @@
-// From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows leave
-// the block whole.
+// From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
+// leave the block whole.
 #pragma once
 
 constexpr int kPass = kShape.pass_channels();  // output channels of each phase that are staged at a time
@@ -9,12 +9,14 @@ constexpr int kDepths = kShape.tile[1] * kShape.span[0];
 constexpr int kHeights = kShape.tile[2] * kShape.span[1];
 constexpr int kWidths = kShape.tile[3] * kShape.span[2];
 constexpr int kPositions = kShape.positions();
-constexpr bool kHasGaps = kShape.all_slots() != kShape.span[0] * kShape.span[1] * kShape.span[2];  // outputs of no phase
+constexpr bool kHasGaps =
+    kShape.all_slots() != kShape.span[0] * kShape.span[1] * kShape.span[2];  // outputs of no phase
 
 __device__ __forceinline__ float bias_of(const TileParams& params, const BlockRows& rows, int channel) {
   channel += rows.first_channel;
   if (!kShape.bias || channel >= kShape.out_channels) return 0.0f;
-  return from_storage(static_cast<const Element*>(params.bias)[rows.group * static_cast<long long>(kShape.out_channels) + channel]);
+  return from_storage(
+      static_cast<const Element*>(params.bias)[rows.group * static_cast<long long>(kShape.out_channels) + channel]);
 }
 
 // Offsets in the table of store_channels are small: they count from the first output that the block could have.
@@ -28,8 +30,8 @@ __device__ __forceinline__ long long table_origin(const TileParams& params, cons
   return origin;
 }
 
-// Where a local output index along one axis stands: its cell in the tile, its slot among the block's phases (or none) and
-// its place in the tensor.
+// Where a local output index along one axis stands: its cell in the tile, its slot among the block's phases (or none)
+// and its place in the tensor.
 struct OutputSite {
   int cell;
   int slot;
@@ -37,8 +39,8 @@ struct OutputSite {
   bool inside;
 };
 
-__device__ __forceinline__ OutputSite output_site(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                                  int axis, int local) {
+__device__ __forceinline__ OutputSite output_site(const TileParams& params, const BlockRows& rows,
+                                                  const BlockCells& cells, int axis, int local) {
   OutputSite site;
   const int residue = local % kShape.span[axis];
   site.cell = local / kShape.span[axis];
@@ -46,14 +48,15 @@ __device__ __forceinline__ OutputSite output_site(const TileParams& params, cons
   if (kShape.slots[axis] != kShape.span[axis] && site.slot == 15) site.slot = -1;
   const int absolute = rows.first_residue[axis] + residue;
   const int output = (cells.first[1 + axis] + site.cell) * kShape.stride[axis] + absolute - params.pad[axis];
-  site.inside = absolute < kShape.stride[axis] && static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
+  site.inside =
+      absolute < kShape.stride[axis] && static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
   site.place = output * params.output_strides[2 + axis];
   return site;
 }
 
 // Accumulators of one pass into the staged matrix, the bias with them.
-__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const TeamTile& tile, int pass,
-                                           bool first, bool with_bias, float* staged) {
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const TeamTile& tile,
+                                           int pass, bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
@@ -92,8 +95,8 @@ struct Position {
   bool inside;
 };
 
-__device__ __forceinline__ Position position_of(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                                int index) {
+__device__ __forceinline__ Position position_of(const TileParams& params, const BlockRows& rows,
+                                                const BlockCells& cells, int index) {
   const OutputSite w = output_site(params, rows, cells, 2, index % kWidths);
   index /= kWidths;
   const OutputSite h = output_site(params, rows, cells, 1, index % kHeights);
@@ -127,9 +130,10 @@ __device__ __forceinline__ void wait_for_blocks() {
   }
 }
 
-// Neighbouring threads take neighbouring outputs of a row, and each walks over the channels; blocks of a cluster share them.
-__device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells, int pass,
-                                           int rank, const float* staged, Element* output) {
+// Neighbouring threads take neighbouring outputs of a row, and each walks over the channels; blocks of a cluster share
+// them.
+__device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                           int pass, int rank, const float* staged, Element* output) {
   constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
   constexpr int kBlockTeams = kThreads / kAcross;
   constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
@@ -166,12 +170,14 @@ __device__ __forceinline__ void fill_table(const TileParams& params, const Block
                                            TableEntry* table) {
   for (int index = threadIdx.x; index < kPositions; index += kThreads) {
     const Position position = position_of(params, rows, cells, index);
-    table[index] = {position.staged, position.inside ? static_cast<int>(position.place - table_origin(params, cells)) : -1};
+    table[index] = {position.staged,
+                    position.inside ? static_cast<int>(position.place - table_origin(params, cells)) : -1};
   }
 }
 
-__device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells, int pass,
-                                               int rank, const float* staged, const TableEntry* table, Element* output) {
+__device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                               int pass, int rank, const float* staged, const TableEntry* table,
+                                               Element* output) {
   constexpr int kAcross = kPass >= 32 ? 32 : kPass > 8 ? 16 : kPass > 4 ? 8 : kPass > 2 ? 4 : kPass;
   const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
   output += table_origin(params, cells);
@@ -191,8 +197,9 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
                                             const TeamTile& tile, int rank, unsigned char* shared_memory) {
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
-  Element* output = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
-                    (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+  Element* output =
+      static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+      (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
   if (kShape.output_channels_last) fill_table(params, rows, cells, table);
 #pragma unroll 1
   for (int pass = 0; pass < kShape.block_channels / kPass; ++pass) {

@@ -22,7 +22,7 @@ __device__ __forceinline__ int patch_position(int column) {
 // One warp's share of the block: its rows, columns and part of the depth.
 struct TeamTile {
   float sum[kRowTiles][kColumnTiles][4] = {};
-  unsigned rows_at;                     // byte offsets that ldmatrix adds to a stage
+  unsigned rows_at;  // byte offsets that ldmatrix adds to a stage
   unsigned columns_at[kColumnTiles / 2];
   int first_row_tile;
   int first_column;
@@ -95,7 +95,8 @@ struct TeamTile {
   __device__ __forceinline__ void end_stage() {}
 
   // fp32 out of TF32: x = big + small, and the product of the two small parts is below fp32's last bit.
-  __device__ __forceinline__ void multiply_split(int tile, const unsigned (&a)[4], const unsigned (&b)[kColumnTiles / 2][4]) {
+  __device__ __forceinline__ void multiply_split(int tile, const unsigned (&a)[4],
+                                                 const unsigned (&b)[kColumnTiles / 2][4]) {
     unsigned a_big[4];
     unsigned a_small[4];
 #pragma unroll
@@ -106,7 +107,8 @@ struct TeamTile {
       unsigned b_small[2];
       split(b[column / 2][column % 2 * 2], b_big[0], b_small[0]);
       split(b[column / 2][column % 2 * 2 + 1], b_big[1], b_small[1]);
-      // The tensor cores cut the bits that they shift out; sums of one depth are therefore kept short and added in fp32.
+      // The tensor cores cut the bits that they shift out; sums of one depth are therefore kept short and added in
+      // fp32.
       float part[4] = {};
       ptx::multiply_tf32(part, a_small, b_big[0], b_big[1]);
       ptx::multiply_tf32(part, a_big, b_small[0], b_small[1]);
@@ -121,4 +123,3 @@ struct TeamTile {
     small = ptx::round_to_tf32(__uint_as_float(bits) - __uint_as_float(big));
   }
 };
-

@@ -1,6 +1,6 @@
-// A team of four warps: wgmma on sm_90a. Both operands are read from shared memory by descriptors without swizzle: eight
-// rows of 16 bytes lie together, the next eight follow at 128 bytes, the next 16 bytes of depth one slab further. The
-// config defines multiply(), the instruction for kShape.columns(), since its operand list depends on it.
+// A team of four warps: wgmma on sm_90a. Both operands are read from shared memory by descriptors without swizzle:
+// eight rows of 16 bytes lie together, the next eight follow at 128 bytes, the next 16 bytes of depth one slab further.
+// The config defines multiply(), the instruction for kShape.columns(), since its operand list depends on it.
 #pragma once
 
 #include "tile_load.cuh"
@@ -9,8 +9,8 @@ constexpr int kRowTiles = kShape.row_tiles;
 constexpr int kColumnTiles = kShape.column_tiles;
 constexpr int kSteps = kShape.slabs / 2;
 
-// Shared-memory matrix descriptors, in units of 16 bytes: the start and the step between slabs of depth in the low word,
-// the step between groups of eight rows (always 8) in the high one. Moving the start is adding to the low word.
+// Shared-memory matrix descriptors, in units of 16 bytes: the start and the step between slabs of depth in the low
+// word, the step between groups of eight rows (always 8) in the high one. Moving the start is adding to the low word.
 // In a cluster, addresses carry the block's rank in their high bits, which don't belong here.
 __device__ __forceinline__ unsigned descriptor(unsigned address, unsigned slab_pitch) {
   return (address >> 4 & 0x3fff) | slab_pitch << 16;
@@ -45,11 +45,13 @@ struct TeamTile {
     ptx::fence_warpgroup();
     if constexpr (kShape.stages_per_chunk() == 1 && kShape.all_backs() * kSteps <= 64) {
 #pragma unroll
-      for (int back = 0; back < kShape.all_backs(); ++back) add_back(a, b, back, 0, kFixedBackCells[back], kFixedBackRows[back]);
+      for (int back = 0; back < kShape.all_backs(); ++back)
+        add_back(a, b, back, 0, kFixedBackCells[back], kFixedBackRows[back]);
     } else {
 #pragma unroll 4
       for (int back = 0; back < backs; ++back) {
-        add_back(a, b, back, first_back, kBackCells[first_back + back], kShape.all_taps ? ~0u : kBackRows[first_back + back]);
+        add_back(a, b, back, first_back, kBackCells[first_back + back],
+                 kShape.all_taps ? ~0u : kBackRows[first_back + back]);
       }
     }
     ptx::commit_warpgroup();

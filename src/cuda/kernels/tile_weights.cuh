@@ -35,7 +35,8 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
       bool here = kShape.span[axis] == kShape.stride[axis];
-      for (int i = 0; i < kShape.span[axis] && !here; ++i) here = kShape.has_tap(axis, rows.first_residue[axis] + i, backs[axis]);
+      for (int i = 0; i < kShape.span[axis] && !here; ++i)
+        here = kShape.has_tap(axis, rows.first_residue[axis] + i, backs[axis]);
       everywhere = everywhere && here;
     }
     if (everywhere) found |= 1ULL << index;
@@ -45,8 +46,8 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
 
 // The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
-  const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]), back_index / kShape.backs[2] % kShape.backs[1],
-                        back_index % kShape.backs[2]};
+  const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]),
+                        back_index / kShape.backs[2] % kShape.backs[1], back_index % kShape.backs[2]};
   bool exists = true;
   int index = 0;
 #pragma unroll
@@ -54,7 +55,8 @@ __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3
     const int residue = rows.first_residue[axis] + kShape.residue_of(axis, slot[axis]);
     const int reach = residue + kShape.stride[axis] * backs[axis] * kShape.back_step[axis];
     const int tap = reach / kShape.dilation[axis];
-    exists = exists && residue < kShape.stride[axis] && tap * kShape.dilation[axis] == reach && tap < kShape.kernel[axis];
+    exists =
+        exists && residue < kShape.stride[axis] && tap * kShape.dilation[axis] == reach && tap < kShape.kernel[axis];
     index = index * kShape.kernel[axis] + tap;
   }
   return exists ? index : -1;

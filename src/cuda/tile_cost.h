@@ -1,0 +1,27 @@
+// What a cut of a problem into tiles costs: registers, blocks, seconds.
+#pragma once
+
+#include <cstdint>
+
+#include "core/family.h"
+#include "cuda/kernels/tile_params.cuh"
+
+namespace tconv::cuda {
+
+// Cells along an axis that hold outputs.
+std::int64_t tile_cells(const Axis& axis);
+
+// Blocks along the rows (phases and output channels) and along the cells of a problem.
+long long tile_block_rows(const TileShape& shape, const Problem& problem);
+long long tile_block_cells(const TileShape& shape, const Problem& problem);
+
+// Which row tiles of a block have a tap at a distance, a bit each.
+unsigned row_tiles_with_tap(const TileShape& shape, int back_index);
+
+// An estimate, on the safe side, of the registers that a thread needs.
+int tile_registers(const TileShape& shape);
+
+// Expected seconds of a problem cut into that many tiles.
+double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device, long long tiles);
+
+}  // namespace tconv::cuda

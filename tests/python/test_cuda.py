@@ -1,0 +1,232 @@
+"""Forward kernels on an NVIDIA GPU: every family, dtype, layout and rank against float64.
+
+TCONV_TEST_CUDA_PROBLEMS sets how many random problems are drawn (default 150).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+
+import pytest
+import torch
+
+import tconv
+import tconv.testing
+from oracle import CHANNELS_LAST, OURS, THEIRS, Case, check_gradients, gradients, wide
+from tconv import problems
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+COUNT = int(os.environ.get("TCONV_TEST_CUDA_PROBLEMS", "150"))
+PRECISIONS = {
+    "tf32": (torch.float32, True),
+    "strict": (torch.float32, False),
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "float64": (torch.float64, False),
+}
+
+
+@pytest.fixture(params=PRECISIONS)
+def precision(request):
+    dtype, tf32 = PRECISIONS[request.param]
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=tf32):
+        yield dtype, tf32
+
+
+def draw(rng: random.Random, family: str) -> Case:
+    rank = rng.choice((1, 2, 2, 3))
+    groups = rng.choice((1, 1, 1, 2, 3, 5))
+    if family == "tile":
+        inputs, outputs = rng.choice((16, 17, 20, 24, 40, 64, 100)), rng.choice((1, 3, 8, 13, 16, 32, 48, 65, 130))
+    elif rng.random() < 0.4:
+        inputs, outputs, groups = 1, 1, rng.choice((1, 5, 16, 33))
+    else:
+        inputs, outputs = rng.choice((1, 2, 3, 4, 8, 12)), rng.choice((1, 2, 3, 5, 8, 16))
+    most = {1: 70, 2: 13, 3: 6}[rank]
+    while True:
+        kernels = (1, 2, 3, 3, 4, 4, 5, 7, 8) if rank < 3 else (1, 2, 3, 4)
+        case = Case(
+            input=tuple(rng.randint(1, most) for _ in range(rank)),
+            kernel=tuple(rng.choice(kernels) for _ in range(rank)),
+            stride=tuple(rng.choice((1, 2, 2, 3, 4, 5) if rank > 1 else (1, 2, 3, 4, 8, 17)) for _ in range(rank)),
+            padding=tuple(rng.randint(0, 4) for _ in range(rank)),
+            dilation=tuple(rng.choice((1, 1, 1, 2, 3)) for _ in range(rank)),
+            batch=rng.choice((1, 2, 3, 5)),
+            groups=groups,
+            in_per_group=inputs,
+            out_per_group=outputs,
+            bias=rng.random() < 0.5,
+        )
+        if all(size >= 1 for size in case.output):
+            return case
+
+
+def on_gpu(case: Case, dtype: torch.dtype, rng: random.Random):
+    x, w, b = (None if t is None else t.to("cuda", dtype) for t in case.tensors(torch.float32))
+    layout = rng.choice(("contiguous", "contiguous", "channels_last", "sliced"))
+    if layout == "channels_last" and case.rank > 1:
+        x = x.to(memory_format=CHANNELS_LAST[case.rank])
+    elif layout == "sliced":
+        padded = torch.randn(*x.shape[:-1], x.shape[-1] + 3, device="cuda").to(dtype)
+        padded[..., 1:-2] = x
+        x = padded[..., 1:-2]
+    if rng.random() < 0.3:
+        w = w.transpose(0, 1).contiguous().transpose(0, 1)
+    return x, w, b
+
+
+def check(case: Case, x, w, b, actual: torch.Tensor, tf32: bool) -> None:
+    function = THEIRS[case.rank]
+    expected = function(wide(x), wide(w), wide(b), **case.parameters)
+    magnitude = function(wide(x).abs(), wide(w).abs(), None if b is None else wide(b).abs(), **case.parameters)
+    terms = case.in_per_group * math.prod(case.kernel) + 2
+    working = torch.finfo(torch.float64 if actual.dtype == torch.float64 else torch.float32).eps
+    # Two operands rounded to 11 bits each, the sum in fp32, the result in its own dtype.
+    bound = magnitude * ((2.0**-10 if tf32 else 0.0) + terms * working) + torch.finfo(actual.dtype).eps * expected.abs()
+    bound += 2.0**-24 if actual.dtype == torch.float16 else 0.0
+    error = (wide(actual) - expected).abs()
+    assert torch.isfinite(error).all(), case
+    assert (error <= bound).all(), (
+        f"{case}: error {error.max().item():g}, {(error / bound).max().item():g} of the bound"
+    )
+
+
+@pytest.mark.parametrize("family", ["direct", "tile", "general"])
+def test_random_problems(family, precision):
+    dtype, tf32 = precision
+    rng = random.Random(f"{family} {dtype} {tf32}")
+    ran = 0
+    for _ in range(max(COUNT // 5, 1)):
+        case = draw(rng, family)
+        x, w, b = on_gpu(case, dtype, rng)
+        with tconv.testing.force_family(family):
+            try:
+                actual = OURS[case.rank](x, w, b, **case.parameters)
+            except RuntimeError as error:
+                assert "no kernel family takes the problem" in str(error) or "declines" in str(error), error
+                continue
+        check(case, x, w, b, actual, tf32 and family != "general" and family != "direct")
+        ran += 1
+    declines_all = family == "tile" and dtype == torch.float64
+    assert ran == 0 if declines_all else ran > max(COUNT // 5, 1) // 3
+
+
+def kernelbench() -> list[str]:
+    return [problem.name for problem in problems.load_problems() if problem.name.startswith("kb")]
+
+
+@pytest.mark.parametrize("name", kernelbench())
+def test_kernelbench_problems_agree_with_pytorch(name):
+    """KernelBench's own criterion, at the problem's own size: 1e-4 against PyTorch as it comes."""
+    problem = next(p for p in problems.load_problems() if p.name == name)
+    parameters = {
+        "stride": tuple(problem.stride),
+        "padding": tuple(problem.padding),
+        "output_padding": tuple(problem.output_padding),
+        "groups": problem.groups,
+        "dilation": tuple(problem.dilation),
+    }
+    rank = len(problem.input)
+    layer = getattr(torch.nn, f"ConvTranspose{rank}d")(
+        problem.in_channels, problem.out_channels, tuple(problem.kernel), bias=False, **parameters
+    ).cuda()
+    x = torch.rand(problem.batch, problem.in_channels, *problem.input, device="cuda")
+    with torch.no_grad():
+        expected = layer(x)
+        actual = OURS[rank](x, layer.weight, None, **parameters)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [(1, 1, 8), (8, 8, 2), (64, 48, 1), (512, 256, 1)], ids=str)
+def test_a_sample_is_the_same_in_every_batch_and_every_run(channels, precision):
+    dtype, _ = precision
+    inputs, outputs, groups = channels
+    case = Case((7, 9), (4, 3), (2, 2), (1, 1), batch=70, groups=groups, in_per_group=inputs, out_per_group=outputs)
+    x, w, b = (None if t is None else t.to("cuda", dtype) for t in case.tensors(torch.float32))
+    whole = tconv.conv_transpose2d(x, w, b, **case.parameters)
+    assert torch.equal(whole, tconv.conv_transpose2d(x, w, b, **case.parameters))
+    for count in (1, 2, 13):
+        assert torch.equal(whole[:count], tconv.conv_transpose2d(x[:count], w, b, **case.parameters)), count
+
+
+def test_capture_in_a_cuda_graph():
+    layer = tconv.ConvTranspose2d(64, 32, 4, 2, 1).cuda()
+    x = torch.randn(4, 64, 16, 16, device="cuda")
+    tconv.prepare(layer, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = layer(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(y, layer(x), rtol=0, atol=0)
+
+
+def test_writes_through_data_are_seen():
+    layer = tconv.ConvTranspose2d(64, 64, 2, 2).cuda()
+    x = torch.randn(2, 64, 32, 32, device="cuda")
+    with torch.no_grad():
+        layer(x)
+        layer.weight.data.mul_(2)
+        layer.bias.data.zero_()
+        torch.testing.assert_close(
+            layer(x), torch.nn.functional.conv_transpose2d(x, layer.weight, None, 2), rtol=0, atol=0.02
+        )
+
+
+def test_streams_and_threads():
+    layer = tconv.ConvTranspose1d(32, 32, 4, 2, 1).cuda()
+    x = torch.randn(3, 32, 500, device="cuda")
+    with torch.no_grad():
+        expected = layer(x)
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work():
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(20):
+                if not torch.equal(layer(x), expected):
+                    wrong.append(threading.get_ident())
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_gradients(precision):
+    dtype, tf32 = precision
+    if tf32 or dtype in (torch.float16, torch.bfloat16):
+        pytest.skip("gradients on the GPU are PyTorch's own; its rounding is its own affair")
+    case = Case((5, 6), (3, 4), (2, 3), (1, 1), dilation=(1, 2), groups=2, in_per_group=4, out_per_group=3)
+    x, w, b = (t.to("cuda", dtype) for t in case.tensors(torch.float32))
+    dy = torch.randn(2, 6, *case.output, device="cuda").to(dtype)
+    check_gradients(case, x, w, b, dy, gradients(OURS[2], case, x, w, b, dy))
+
+
+def test_autocast_and_empty_batch():
+    layer = tconv.ConvTranspose2d(16, 16, 2, 2).cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert layer(torch.randn(1, 16, 4, 4, device="cuda")).dtype == torch.bfloat16
+    assert layer(torch.randn(0, 16, 4, 4, device="cuda")).shape == (0, 16, 8, 8)
+
+
+@pytest.mark.parametrize("groups", [1, 64])
+def test_more_than_two_to_the_31_elements(groups):
+    free, _ = torch.cuda.mem_get_info()
+    if free < 30 << 30:
+        pytest.skip(f"needs 30 GiB of GPU memory, {free >> 30} are free")
+    length = 1 << 25
+    x = torch.randn(1, 64, length // 2, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(64, 64 // groups + 8 * (groups == 1), 2, device="cuda", dtype=torch.bfloat16) / 8
+    y = tconv.conv_transpose1d(x, w, stride=2, groups=groups)
+    assert y.numel() > 2**31 - 1
+    tail = tconv.conv_transpose1d(x[..., -1000:].contiguous(), w, stride=2, groups=groups)
+    # Another size may be planned another way, and round its last bit another way.
+    torch.testing.assert_close(y[..., -2000:], tail, rtol=2.0**-7, atol=2.0**-7)
