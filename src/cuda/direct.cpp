@@ -126,9 +126,9 @@ KernelSource depthwise_source(const DepthwiseConfig& c, DType dtype) {
   const std::string tile = join({c.element_bytes, c.accumulator_bytes, c.bias, c.weight_packed, c.store, c.strip,
                                  c.strips, c.cells_height, c.lanes_width, c.lanes_height, c.planes, c.min_blocks},
                                 ", ");
-  const std::string config = "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " +
-                             std::string(type_of(dtype)) + ";\n#define TCONV_DEPTHWISE_CONFIG {" +
-                             axis_text(c.height) + ", " + axis_text(c.width) + ", " + tile + "}\n";
+  const std::string config =
+      "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " + std::string(type_of(dtype)) +
+      ";\n#define TCONV_DEPTHWISE_CONFIG {" + axis_text(c.height) + ", " + axis_text(c.width) + ", " + tile + "}\n";
   return {.file = "direct_depthwise.cuh", .config = config, .entry = "tconv_depthwise"};
 }
 
@@ -148,8 +148,8 @@ std::string describe(const DirectPlan& plan) {
 std::string describe(const DepthwisePlan& plan) {
   const DepthwiseConfig& c = plan.config;
   return "depthwise; a thread: " + std::to_string(c.cells_height) + " rows of " + std::to_string(c.strips) + " x " +
-         std::to_string(c.strip) + " cells, stores of " + std::to_string(c.store * c.element_bytes) + " bytes; threads " +
-         join({c.lanes_height, c.lanes_width}, "x") + " of " + std::to_string(c.planes) +
+         std::to_string(c.strip) + " cells, stores of " + std::to_string(c.store * c.element_bytes) +
+         " bytes; threads " + join({c.lanes_height, c.lanes_width}, "x") + " of " + std::to_string(c.planes) +
          (c.planes == 1 ? " plane" : " planes") + ", grid " + std::to_string(plan.blocks);
 }
 

@@ -8,10 +8,10 @@ namespace tconv::cuda {
 namespace {
 
 constexpr std::int64_t kInt = std::numeric_limits<std::int32_t>::max();
-constexpr int kMostWeights = 64;   // held by a thread, in 32-bit registers
-constexpr int kMostInputs = 48;    // likewise
-constexpr int kMostBody = 640;     // unrolled multiply-adds
-constexpr int kWidestStride = 8;   // a strip has at least one cell
+constexpr int kMostWeights = 64;  // held by a thread, in 32-bit registers
+constexpr int kMostInputs = 48;   // likewise
+constexpr int kMostBody = 640;    // unrolled multiply-adds
+constexpr int kStripBytes = 16;   // of the output
 constexpr int kBlockThreads = 128;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -38,8 +38,9 @@ std::string declines(const Problem& problem) {
   const Axis& height = problem.axes[1];
   const Axis& width = problem.axes[2];
   if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1) return "elements of a row are apart";
-  if (!power_of_two(width.stride) || width.stride > kWidestStride) {
-    return "the stride along the width is no power of two up to " + std::to_string(kWidestStride) + ": " +
+  const auto widest = kStripBytes / static_cast<std::int64_t>(size_of(problem.dtype));
+  if (!power_of_two(width.stride) || width.stride > widest) {
+    return "the stride along the width is no power of two up to " + std::to_string(widest) + ": " +
            std::to_string(width.stride);
   }
   const auto words = static_cast<std::int64_t>(std::max<std::size_t>(size_of(problem.dtype), 4) / 4);
@@ -83,13 +84,11 @@ DepthwiseConfig shape_of(const Problem& problem) {
   c.accumulator_bytes = problem.dtype == DType::f64 ? 8 : 4;
   c.bias = problem.bias ? 1 : 0;
   const Sizes sizes = problem.weight_sizes();
-  c.weight_packed = (sizes[4] == 1 || problem.weight_strides[4] == 1) &&
-                            (sizes[3] == 1 || problem.weight_strides[3] == sizes[4])
-                        ? 1
-                        : 0;
-  const int pack = 16 / c.element_bytes;
-  c.strip = std::max(1, pack / c.width.stride);
-  c.store = pack;
+  c.weight_packed =
+      (sizes[4] == 1 || problem.weight_strides[4] == 1) && (sizes[3] == 1 || problem.weight_strides[3] == sizes[4]) ? 1
+                                                                                                                    : 0;
+  c.store = kStripBytes / c.element_bytes;
+  c.strip = c.store / c.width.stride;
   if (problem.axes[1].output() > 1) {
     while (problem.output_strides[3] % c.store != 0) c.store /= 2;
   }
@@ -126,8 +125,10 @@ void choose_tile(DepthwiseConfig& c, const Problem& problem) {
     for (const int strips : {4, 2, 1}) {
       if (strips > 1 && strips * g.window * c.accumulator_bytes / 4 > kMostInputs) continue;
       const std::int64_t slots = ceil_div(columns, kBlockThreads * strips) * kBlockThreads * strips;
-      const double cost = (0.9 * static_cast<double>(columns) + 0.1 * static_cast<double>(slots)) *
-                          (strips == 4 ? 1.0 : strips == 2 ? 1.02 : 1.12);
+      const double cost =
+          (0.9 * static_cast<double>(columns) + 0.1 * static_cast<double>(slots)) * (strips == 4   ? 1.0
+                                                                                     : strips == 2 ? 1.02
+                                                                                                   : 1.12);
       if (cost >= least) continue;
       least = cost;
       c.strips = strips;
@@ -188,7 +189,7 @@ DepthwisePlan plan_depthwise(const Problem& problem, const DeviceProperties& dev
     return plan;
   }
   choose_tile(plan.config, problem);
-  const double tiles = std::ceil(static_cast<double>(cells(problem.axes[1]))) *
+  const double tiles = static_cast<double>(cells(problem.axes[1])) *
                        std::ceil(static_cast<double>(cells(problem.axes[2])) / plan.config.strip);
   if (tiles * static_cast<double>(problem.batch * problem.out_channels) > static_cast<double>(kInt)) {
     plan.declined = "the tensor needs more blocks than a grid has";

@@ -27,7 +27,4 @@ void complete(DirectPlan& plan, const Problem& problem);
 // What a tile costs on a device, by a simple model of issue slots, shared memory, latency and traffic.
 double direct_seconds(const Problem& problem, const DirectConfig& config, const DeviceProperties& device);
 
-// A guess from above at the registers of a thread.
-int direct_registers(const DirectConfig& config, const DirectGeometry& geometry);
-
 }  // namespace tconv::cuda

@@ -163,7 +163,7 @@ class TileKernel final : public Kernel {
   std::size_t packed_bytes() const {
     long long rows = static_cast<long long>(params_.groups) * params_.channel_blocks;
     for (const int blocks : params_.residue_blocks) rows *= blocks;
-    return static_cast<std::size_t>(rows * shape_.packed_bytes());
+    return static_cast<std::size_t>(rows * shape_.packed_bytes() + shape_.packed_tail_bytes());
   }
 
   std::string describe() const override {

@@ -62,7 +62,7 @@ int tile_registers(const TileShape& shape) {
 
 // Cost of a candidate in seconds. Per block: multiplication, traffic beyond the block and instructions of the loader
 // and the epilogue; the largest of them counts fully and the others in part, since resident blocks overlap. The
-// constants are fitted to measurements on an H200 (docs/notes/tile.md).
+// constants come from measurements on an H200; docs/notes/tile.md says how well they choose.
 double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device, long long tiles) {
   const double blocks = static_cast<double>(tiles) * shape.depth_blocks;
   const double clock = 1.7e9;
@@ -97,7 +97,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double input_bytes = chunks * shape.input_stage_bytes();
   const double weight_bytes = chunks * shape.all_backs() * shape.slabs * shape.rows() * 16;
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
-  // Rows that begin and end inside a 32-byte sector move it whole.
+  // Rows that begin and end inside a sector move it whole.
   const auto with_sectors = [&](int elements) { return 1 + 32.0 / (elements * shape.element_bytes); };
   const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3));
   const double output_sectors = shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]);
@@ -118,8 +118,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double rest = blocks - full_waves * slots;
   double cycles = full_waves * std::max(busy * resident, latency);
   if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
-  // More blocks overlap more of each other's start and end, the more so the shorter their sums.
-  cycles *= resident == 1 ? 1.3 : resident == 2 ? 1.0 : shape.all_backs() <= 2 ? 0.84 : 0.94;
+  cycles *= resident == 1 ? 1.25 : resident == 2 ? 1.0 : 0.9;  // more blocks overlap more of each other's start and end
   if (shape.warpgroup && shape.row_teams > 1)
     cycles *= 1.2;  // warpgroups of a block wait for each other at every stage
   const double bytes =

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cases.h"
+#include "cuda/direct_cost.h"
 #include "cuda/nvrtc.h"
 #include "direct_case.h"
 #include "direct_emulation.h"

@@ -1,8 +1,8 @@
 // Depthwise transposed convolution of one or two axes, bound by bandwidth.
 //
 // A thread reads its inputs, halo included, and its plane's weights from global memory into registers, all of them
-// before the first use; neighbours share the halo through the first-level cache. It computes whole strips of 16 bytes of
-// output, which it stores as they are: lanes of a warp hold neighbouring strips. So there is no shared memory and no
+// before the first use; neighbours share the halo through the first-level cache. It computes whole strips of 16 bytes
+// of output, which it stores as they are: lanes of a warp hold neighbouring strips. So there is no shared memory and no
 // barrier, and the latency of memory is met once.
 //
 // The config before this file states
@@ -104,8 +104,7 @@ __device__ __forceinline__ Place place_of(const DepthwiseArguments& a, int block
   const int first_row = block_height + a.pad_cells_height + kGeometry.height.low;
   const int first_column = block_width + a.pad_cells_width + kGeometry.width.low;
   place.inner = first_row >= 0 && first_row + kGeometry.tile_height + kGeometry.height.halo <= a.in_height &&
-                first_column >= most_shift &&
-                first_column + kGeometry.tile_width + kGeometry.width.halo <= a.in_width;
+                first_column >= most_shift && first_column + kGeometry.tile_width + kGeometry.width.halo <= a.in_width;
   return place;
 }
 

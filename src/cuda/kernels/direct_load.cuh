@@ -130,9 +130,9 @@ __device__ __forceinline__ void load_rows(const DirectArguments& a, const Place&
                      inside(place.depth, a.pad_cells_depth, kGeometry.depth.low, depth, a.in_depth) &&
                      inside(place.height, a.pad_cells_height, kGeometry.height.low, height, a.in_height);
     const i64 apart = kConfig.input_dense != 0 ? 1 : a.input_width;
-    const Element* from = static_cast<const Element*>(a.input) +
-                          (planes[p].input + (first_in + first) * a.input_channel + depth * a.input_depth +
-                           height * a.input_height + lane * apart);
+    const Element* from =
+        static_cast<const Element*>(a.input) + (planes[p].input + (first_in + first) * a.input_channel +
+                                                depth * a.input_depth + height * a.input_height + lane * apart);
     const int to = p * kGeometry.input_plane + (depth * kGeometry.rows_height + height) * kGeometry.pitch + lane;
     if (sizeof(Element) == sizeof(Accumulator)) {
 #pragma unroll 2
@@ -159,8 +159,7 @@ __device__ __forceinline__ void load_rows(const DirectArguments& a, const Place&
 #pragma unroll
           for (int v = 0; v < batch; ++v) {
             values[v] = Element{};
-            if (valid && in + v * step < ins)
-              values[v] = from[c * lanes * apart + v * step * a.input_channel];
+            if (valid && in + v * step < ins) values[v] = from[c * lanes * apart + v * step * a.input_channel];
           }
 #pragma unroll
           for (int v = 0; v < batch; ++v) {

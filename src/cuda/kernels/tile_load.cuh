@@ -131,22 +131,19 @@ struct PackedWeights {
   }
 
  private:
+  // Always a whole stage, so that the loop has no variables: past the last distance of a chunk it brings what follows.
   __device__ __forceinline__ void copy(int step, unsigned shared) const {
     constexpr int kCells = kShape.stage_backs * kCellsPerBack;
-    constexpr bool kEven = kShape.all_backs() % kShape.stage_backs == 0;
     if (step < kTotal) {
       const int chunk = step / kShape.stages_per_chunk();
       const int first_back = step % kShape.stages_per_chunk() * kShape.stage_backs;
-      const int cells = kEven ? kCells : min(kShape.stage_backs, kShape.all_backs() - first_back) * kCellsPerBack;
       const Cell* source =
           base + (static_cast<long long>(chunk) * kShape.all_backs() + first_back) * kCellsPerBack + threadIdx.x;
       shared += threadIdx.x * 16;
 #pragma unroll 16
-      for (int i = 0; i < (kCells + kThreads - 1) / kThreads; ++i) {
-        const bool certain = kEven && (i + 1) * kThreads <= kCells;
-        if (certain || static_cast<int>(threadIdx.x) + i * kThreads < cells) {
-          ptx::copy_16_async(shared + i * kThreads * 16, source + i * kThreads);
-        }
+      for (int i = 0; i < kCells / kThreads; ++i) ptx::copy_16_async(shared + i * kThreads * 16, source + i * kThreads);
+      if (kCells % kThreads != 0 && threadIdx.x < kCells % kThreads) {
+        ptx::copy_16_async(shared + kCells / kThreads * kThreads * 16, source + kCells / kThreads * kThreads);
       }
     }
     ptx::commit_copies();

@@ -55,6 +55,15 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
     __syncthreads();
   }
 
+  // The last stage of the last block is copied whole: what follows it must be something, so that nothing uninitialised
+  // is read.
+  if (kShape.packed_tail_bytes() > 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
+    const int block_rows_count = params.groups * params.channel_blocks * params.residue_blocks[0] *
+                                 params.residue_blocks[1] * params.residue_blocks[2];
+    Cell* tail = packed + block_rows_count * (kShape.packed_bytes() / 16);
+    for (int i = threadIdx.x; i < kShape.packed_tail_bytes() / 16; i += kPackThreads) tail[i] = Cell{};
+  }
+
   // A line is the output channels of one phase at one distance; a team of threads takes a line.
   constexpr int kAcross = kShape.block_channels >= 32   ? 32
                           : kShape.block_channels >= 16 ? 16

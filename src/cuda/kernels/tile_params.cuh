@@ -142,6 +142,8 @@ struct TileShape {
     const int staged = staged_bytes(pass_channels()) + table_bytes();
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
+  // Stages are copied whole; where they don't divide the distances evenly, the last copy reads this far past the end.
+  constexpr int packed_tail_bytes() const { return all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes(); }
   // Packed weights of one block row: all its stages, one after the other.
   constexpr long long packed_bytes() const { return 16LL * chunks() * all_backs() * slabs * rows(); }
 };

@@ -1,0 +1,173 @@
+// The tile family's planner: pure, so that all of it is tested without a GPU. What the kernels compute is tested on
+// one, in tests/python/test_cuda.py.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+#include "cuda/tile.h"
+#include "cuda/tile_cost.h"
+#include "tconv/phases.h"
+
+namespace tconv::cuda {
+namespace {
+
+DeviceProperties h200() {
+  DeviceProperties device;
+  device.device = {Backend::cuda, 0};
+  device.arch = 90;
+  device.multiprocessors = 132;
+  device.shared_bytes_per_block = 227 * 1024;
+  device.shared_bytes_per_multiprocessor = 228 * 1024;
+  device.bandwidth = 4.27e12;
+  device.fp32_rate = 49e12;
+  device.tf32_rate = 419e12;
+  return device;
+}
+
+DeviceProperties rtx4090() {
+  DeviceProperties device = h200();
+  device.arch = 89;
+  device.multiprocessors = 128;
+  device.shared_bytes_per_block = 99 * 1024;
+  device.shared_bytes_per_multiprocessor = 100 * 1024;
+  return device;
+}
+
+Problem random_problem(std::mt19937& rng) {
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); };
+  Problem problem;
+  problem.precision = draw(0, 1) == 0 ? Precision::tf32 : Precision::strict;
+  problem.dtype = draw(0, 2) == 0 ? DType::bf16 : DType::f32;
+  problem.rank = draw(1, 3);
+  problem.batch = draw(1, 9);
+  problem.groups = draw(1, 2);
+  problem.in_channels = problem.groups * draw(16, 80);
+  problem.out_channels = problem.groups * draw(5, 150);
+  for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+    Axis& axis = problem.axes[a];
+    do {
+      axis = {.input = draw(1, 40), .kernel = draw(1, 6), .stride = draw(1, 6), .dilation = draw(1, 3)};
+      axis.pad_begin = draw(0, 3);
+      axis.pad_end = draw(0, 3);
+    } while (axis.output() < 1);
+  }
+  set_contiguous(problem);
+  return problem;
+}
+
+TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
+  std::mt19937 rng(7);
+  for (const DeviceProperties& device : {h200(), rtx4090()}) {
+    int covered = 0;
+    for (int i = 0; i < 150; ++i) {
+      const Problem problem = random_problem(rng);
+      if (!why_no_tile(problem, device).empty()) continue;
+      const std::vector<TileCandidate> candidates = tile_candidates(problem, device);
+      // A patch may be too large for shared memory (many axes, large dilations); then the family declines.
+      ASSERT_EQ(propose_tile(problem, device).kernel == nullptr, candidates.empty()) << to_string(problem);
+      covered += candidates.empty() ? 0 : 1;
+      double last = 0;
+      for (const TileCandidate& candidate : candidates) {
+        const TileShape& shape = candidate.shape;
+        ASSERT_GE(candidate.expected_seconds, last);
+        last = candidate.expected_seconds;
+        ASSERT_LE(static_cast<std::size_t>(shape.shared_bytes()), device.shared_bytes_per_block);
+        ASSERT_LE(shape.threads() * tile_registers(shape), 65536);
+        ASSERT_LE(shape.needed_columns(), shape.columns());
+        ASSERT_LE(shape.all_slots() * shape.block_channels, shape.rows());
+        ASSERT_EQ(shape.block_channels % shape.pass_channels(), 0);
+        ASSERT_EQ(shape.chunks() % shape.depth_blocks, 0);
+        ASSERT_EQ(candidate.blocks, tile_block_rows(shape, problem) * tile_block_cells(shape, problem));
+        if (shape.warpgroup) {
+          ASSERT_EQ(device.arch, 90);
+          ASSERT_LE(8 * shape.column_tiles, 256);
+        }
+      }
+    }
+    EXPECT_GT(covered, 120);
+  }
+}
+
+// Residues, slots and distances, read back from the shape, are the taps of the phase decomposition and no others.
+TEST(TilePlanner, RowsAndDistancesAreThePhases) {
+  std::mt19937 rng(11);
+  for (int i = 0; i < 200; ++i) {
+    const Problem problem = random_problem(rng);
+    if (!why_no_tile(problem, h200()).empty()) continue;
+    for (const TileCandidate& candidate : tile_candidates(problem, h200())) {
+      const TileShape& shape = candidate.shape;
+      for (int a = 0; a < kSpatialAxes; ++a) {
+        const Axis& axis = problem.axes[a];
+        std::set<std::int64_t> taps;
+        for (std::int64_t first = 0; first < axis.stride; first += shape.span[a]) {
+          for (int slot = 0; slot < shape.slots[a]; ++slot) {
+            const int residue = static_cast<int>(first) + shape.residue_of(a, slot);
+            EXPECT_EQ(shape.slot_of(a, shape.residue_of(a, slot)), slot);
+            for (int back = 0; back < shape.backs[a]; ++back) {
+              if (!shape.has_tap(a, residue, back)) continue;
+              const std::int64_t reach = residue + axis.stride * back * shape.back_step[a];
+              const std::int64_t tap = reach / axis.dilation;
+              EXPECT_EQ(site_of(axis, tap), (TapSite{residue, -std::int64_t{back} * shape.back_step[a]}));
+              EXPECT_TRUE(taps.insert(tap).second);
+            }
+          }
+        }
+        EXPECT_EQ(static_cast<std::int64_t>(taps.size()), axis.kernel) << to_string(problem);
+      }
+    }
+  }
+}
+
+// What sets the order of a sum must not depend on the batch.
+TEST(TilePlanner, TheOrderOfSumsIsTheSameInEveryBatch) {
+  std::mt19937 rng(13);
+  for (int i = 0; i < 200; ++i) {
+    Problem problem = random_problem(rng);
+    if (!why_no_tile(problem, h200()).empty()) continue;
+    std::set<std::array<int, 4>> orders;
+    std::set<bool> accepted;
+    for (const int batch : {1, 2, 7, 64, 500}) {
+      problem.batch = batch;
+      set_contiguous(problem);
+      const std::vector<TileCandidate> candidates = tile_candidates(problem, h200());
+      accepted.insert(!candidates.empty());
+      for (const TileCandidate& candidate : candidates) {
+        const TileShape& shape = candidate.shape;
+        orders.insert({shape.slabs, shape.depth_teams, shape.depth_blocks, shape.warpgroup ? 1 : 0});
+      }
+    }
+    EXPECT_EQ(accepted.size(), 1U) << to_string(problem);
+    EXPECT_LE(orders.size(), 1U) << to_string(problem);
+  }
+}
+
+TEST(TilePlanner, DeclinesWithAReason) {
+  Problem problem;
+  problem.in_channels = problem.out_channels = 64;
+  problem.axes[2] = {.input = 20, .kernel = 4, .stride = 2, .pad_begin = 1, .pad_end = 1};
+  set_contiguous(problem);
+  EXPECT_EQ(why_no_tile(problem, h200()), "");
+
+  Problem changed = problem;
+  changed.dtype = DType::f64;
+  EXPECT_NE(why_no_tile(changed, h200()).find("float64"), std::string::npos);
+  changed = problem;
+  changed.direction = Direction::grad_input;
+  EXPECT_NE(why_no_tile(changed, h200()).find("forward"), std::string::npos);
+  changed = problem;
+  changed.groups = 64;
+  EXPECT_NE(why_no_tile(changed, h200()).find("few input channels in a group (1)"), std::string::npos);
+  changed = problem;
+  changed.out_channels = 2;
+  EXPECT_NE(why_no_tile(changed, h200()).find("few rows"), std::string::npos);
+  changed = problem;
+  changed.input_strides[0] = -1;
+  EXPECT_NE(why_no_tile(changed, h200()).find("negative"), std::string::npos);
+  DeviceProperties old = h200();
+  old.arch = 75;
+  EXPECT_NE(why_no_tile(problem, old).find("sm_80"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tconv::cuda
