@@ -51,13 +51,17 @@ int tile_registers(const TileShape& shape) {
   const int fragments =
       shape.warpgroup ? 0 : 5 * shape.column_tiles / 2 + 8 + (shape.math == TileMath::fp32x3 ? 24 : 0);
   const int input_items = static_cast<int>(ceil_div(shape.slabs * shape.pixels(), shape.threads()));
-  const int per_item = shape.wide_input ? 5 : 1 + shape.vector();
+  // Two-byte elements of different channels wait in a register each, and take more to be put together.
+  const int per_item = shape.wide_input ? 5 : shape.element_bytes == 2 ? 16 : 5;
   int weights = 8;
   if (!shape.packed) {
     const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
-    weights = 4 * static_cast<int>(ceil_div(items, shape.threads()));
+    weights = 28 + 4 * static_cast<int>(ceil_div(items, shape.threads()));
   }
-  return accumulators + fragments + input_items * (per_item + 1) + weights + (shape.warpgroup ? 40 : 52);
+  return accumulators + fragments + input_items * (per_item + 1) + weights +
+         (shape.warpgroup            ? 40
+          : shape.element_bytes == 2 ? 72
+                                     : 52);
 }
 
 // Cost of a candidate in seconds. Per block: multiplication, traffic beyond the block and instructions of the loader
