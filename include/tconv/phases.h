@@ -2,7 +2,7 @@
 //
 // Output o receives tap k from input i exactly when  o + pad_begin = i stride + k dilation.  All outputs with the same
 // residue (o + pad_begin) mod stride see the same taps, so each residue class (a phase) is a dense correlation of step
-// one. Nothing else in the library divides by a stride.
+// one. Kernels that restate this arithmetic for their own tiles are tested against it.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,8 @@ struct DeviceProperties {
   int threads = 1;
 
   // GPU
-  int arch = 0;  // 80, 86, 89, 90, 100, 120
+  int arch = 0;           // 80, 86, 89, 90, 100, 120
+  bool has_wgmma = true;  // of sm_90: the compiler at hand knows sm_90a
   int multiprocessors = 1;
   std::size_t shared_bytes_per_block = 0;  // the opt-in limit
   std::size_t shared_bytes_per_multiprocessor = 0;

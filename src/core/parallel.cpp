@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -81,7 +82,11 @@ class Pool {
  public:
   explicit Pool(int workers) {
     threads_.reserve(workers);
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { serve(); });
+    try {
+      for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { serve(); });
+    } catch (const std::system_error&) {
+      // The system gives no more threads: those that started, and every caller, do the work.
+    }
   }
 
   ~Pool() {

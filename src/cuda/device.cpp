@@ -104,7 +104,8 @@ DeviceProperties properties(int index) {
     throw Error("GPU must have compute capability " + std::to_string(kOldestMajor) + ".0 or later, got " +
                 std::to_string(facts.major) + "." + std::to_string(facts.minor) + " (" + facts.name + ")");
   }
-  const DeviceProperties described = describe(facts);
+  DeviceProperties described = describe(facts);
+  described.has_wgmma = nvrtc_version().major >= 12;  // older compilers know sm_90 without its own instructions
   if (!nvrtc_supports(described.arch)) {
     const NvrtcVersion version = nvrtc_version();
     throw Error("NVRTC must be able to compile for compute capability " + std::to_string(facts.major) + "." +
@@ -120,8 +121,12 @@ std::vector<std::string> device_names() {
   try {
     const int count = device_count();
     for (int index = 0; index < count; ++index) {
-      const DeviceProperties device = properties(index);
-      names.push_back(device.name + " (sm_" + std::to_string(device.arch) + ")");
+      try {
+        const DeviceProperties device = properties(index);
+        names.push_back(device.name + " (sm_" + std::to_string(device.arch) + ")");
+      } catch (const Error& error) {
+        names.push_back("GPU " + std::to_string(index) + ", not usable: " + error.what());
+      }
     }
   } catch (const Error&) {
     return names;  // status() says why
@@ -135,7 +140,6 @@ std::string status() {
     const int count = device_count();
     if (count == 0) return "the NVIDIA driver is installed but finds no GPU";
     const NvrtcVersion nvrtc = nvrtc_version();
-    for (int index = 0; index < count; ++index) properties(index);
     return "ok: driver for CUDA " + std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10) +
            ", NVRTC " + std::to_string(nvrtc.major) + "." + std::to_string(nvrtc.minor) + " (" + nvrtc.path + ")";
   } catch (const Error& error) {

@@ -29,12 +29,16 @@ DirectAxis direct_axis(const Axis& axis) {
   return out;
 }
 
+constexpr std::int64_t kTallestStride = 32;  // the kernel unrolls over the rows of a cell
+
 std::string declines(const Problem& problem) {
   if (problem.direction != Direction::forward) return "it computes the forward direction alone";
   if (problem.in_channels_per_group() != 1) return "a group has several input channels";
   if (element_count(problem.output_sizes()) == 0) return "the output is empty";
   const Axis& depth = problem.axes[0];
-  if (depth.kernel != 1 || depth.stride != 1 || depth.input != 1 || depth.output() != 1) return "it has a depth";
+  if (depth.kernel != 1 || depth.stride != 1 || depth.input != 1 || depth.output() != 1 || depth.pad_begin != 0) {
+    return "it has a depth";
+  }
   const Axis& height = problem.axes[1];
   const Axis& width = problem.axes[2];
   if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1) return "elements of a row are apart";
@@ -43,6 +47,10 @@ std::string declines(const Problem& problem) {
     return "the stride along the width is no power of two up to " + std::to_string(widest) + ": " +
            std::to_string(width.stride);
   }
+  if (height.stride > kTallestStride) {
+    return "the stride along the height is over " + std::to_string(kTallestStride) + ": " +
+           std::to_string(height.stride);
+  }
   const auto words = static_cast<std::int64_t>(std::max<std::size_t>(size_of(problem.dtype), 4) / 4);
   if (height.kernel > kMostWeights || width.kernel > kMostWeights ||
       height.kernel * width.kernel * words > kMostWeights) {
@@ -50,7 +58,7 @@ std::string declines(const Problem& problem) {
   }
   for (const Axis& axis : problem.axes) {
     if (std::max({axis.input, axis.output(), axis.pad_begin}) > kInt / 1024 ||
-        axis.dilation * axis.kernel > kInt / 1024 || axis.stride > kInt / 1024) {
+        axis.dilation > kInt / 1024 / axis.kernel || axis.stride > kInt / 1024) {
       return "an axis is longer than " + std::to_string(kInt / 1024);
     }
   }

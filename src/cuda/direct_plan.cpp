@@ -65,7 +65,7 @@ std::string declines(const Problem& problem, const DeviceProperties& device) {
       return "a stride is over " + std::to_string(kLongestStride) + " or a kernel over 4096";
     }
     if (std::max({axis.input, axis.output(), axis.pad_begin}) > kInt / 1024 ||
-        axis.dilation * axis.kernel > kInt / 1024) {
+        axis.dilation > kInt / 1024 / axis.kernel) {
       return "an axis is longer than " + std::to_string(kInt / 1024);
     }
     if (&axis != &width) phases *= static_cast<double>(axis.stride);

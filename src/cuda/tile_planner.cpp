@@ -185,16 +185,26 @@ bool offsets_fit(const TileShape& shape, const Problem& problem) {
       reach += static_cast<double>(strides[i]) * static_cast<double>(extent[i]);
     return reach;
   };
-  const std::array<std::int64_t, 5> patch = {shape.tile[0], shape.chunk_channels(), problem.axes[0].input,
-                                             problem.axes[1].input, problem.axes[2].input};
-  const std::array<std::int64_t, 5> taps = {shape.chunk_channels(), shape.out_channels, shape.kernel[0],
-                                            shape.kernel[1], shape.kernel[2]};
-  std::array<std::int64_t, 5> outputs = {shape.tile[0], 0, 0, 0, 0};
+  const std::array<std::int64_t, 5> patch = {shape.tile[0] - 1, shape.chunk_channels() - 1, problem.axes[0].input - 1,
+                                             problem.axes[1].input - 1, problem.axes[2].input - 1};
+  const std::array<std::int64_t, 5> taps = {shape.chunk_channels() - 1, shape.out_channels - 1, shape.kernel[0] - 1,
+                                            shape.kernel[1] - 1, shape.kernel[2] - 1};
+  std::array<std::int64_t, 5> outputs = {shape.tile[0] - 1, 0, 0, 0, 0};
   for (int a = 0; a < kSpatialAxes; ++a)
     outputs[2 + a] = static_cast<std::int64_t>(shape.tile[1 + a] + 1) * shape.stride[a];
   return span(problem.input_strides, patch) * shape.element_bytes < static_cast<double>(kIntMax) &&
          (!shape.output_channels_last || span(problem.output_strides, outputs) < static_cast<double>(kIntMax)) &&
          (shape.packed || span(problem.weight_strides, taps) < static_cast<double>(kIntMax));
+}
+
+// Whether a packed copy of the weights may be made: a grid of the pack kernel has limits, and blocks of a few phases
+// out of many would multiply the copy's size.
+bool may_pack(const TileShape& shape, const Problem& problem) {
+  if (problem.groups > 65535 || shape.out_channels / shape.block_channels > 60000) return false;
+  const double weights = static_cast<double>(element_count(problem.weight_sizes())) * shape.element_bytes;
+  const double packed =
+      static_cast<double>(shape.packed_bytes()) * static_cast<double>(tile_block_rows(shape, problem));
+  return packed < 8 * weights + (64 << 20);
 }
 
 // Fits stages and residency around rows and columns; false when it cannot be built.
@@ -212,7 +222,6 @@ bool complete(TileShape& shape, const DeviceProperties& device) {
   }
   shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
   const int registers = tile_registers(shape);
-  if (shape.packed && shape.out_channels / shape.block_channels > 60000) return false;  // the pack kernel's grid
   if (registers > 250 || shape.threads() * registers > 65536) return false;
   const std::size_t shared = static_cast<std::size_t>(shape.shared_bytes());
   if (shared > device.shared_bytes_per_block) return false;
@@ -232,10 +241,6 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
     return "few input channels in a group (" + std::to_string(problem.in_channels_per_group()) +
            "): CUDA cores do that at the memory's speed";
   }
-  if (rows_of(problem) <= kFewRows) {
-    return "few rows (phases times output channels of a group: " + std::to_string(rows_of(problem)) +
-           "), which would leave most of a tensor-core tile empty";
-  }
   if (problem.in_channels_per_group() > kIntMax / 2 || problem.out_channels_per_group() > kIntMax / 2) {
     return "channel counts beyond 32 bits";
   }
@@ -246,12 +251,16 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
   }
   std::int64_t taps = 1;
   for (const Axis& axis : problem.axes) {
-    taps *= -site_of(axis, axis.kernel - 1).shift + 1;
     if (axis.input > kIntMax / 2 || axis.output() > kIntMax / 2 || axis.kernel > 65536 || axis.stride > 65536 ||
         axis.dilation > 65536 || axis.pad_begin > kIntMax / 2) {
       return "sizes along an axis beyond 32 bits";
     }
+    taps *= -site_of(axis, axis.kernel - 1).shift + 1;
     if (taps > 4096) return "too many distances between outputs and inputs (" + std::to_string(taps) + ")";
+  }
+  if (rows_of(problem) <= kFewRows) {
+    return "few rows (phases times output channels of a group: " + std::to_string(rows_of(problem)) +
+           "), which would leave most of a tensor-core tile empty";
   }
   return {};
 }
@@ -318,7 +327,7 @@ std::vector<TeamChoice> team_choices(const TileShape& shape, int used_rows) {
 
 // Warpgroups have tiles of 64 rows; fewer rows than half of that are better off with warps.
 bool prefers_warpgroups(const Problem& problem, const DeviceProperties& device, const TileShape& base) {
-  return device.arch == 90 && base.math != TileMath::fp32x3 && rows_of(problem) > 32;
+  return device.arch == 90 && device.has_wgmma && base.math != TileMath::fp32x3 && rows_of(problem) > 32;
 }
 
 }  // namespace
@@ -357,6 +366,7 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
           for (const bool packed : {false, true}) {
             shape.packed = packed;
             if (!offsets_fit(shape, problem) || !complete(shape, device)) continue;
+            if (packed && !may_pack(shape, problem)) continue;
             TileCandidate candidate;
             candidate.shape = shape;
             candidate.blocks = tile_block_rows(shape, problem) * tile_block_cells(shape, problem);

@@ -179,6 +179,15 @@ TEST(DepthwisePlanner, SaysWhyItDeclines) {
   problem = make(1, 8, 8, 8, {axis(64, 4, 2, 1), axis(64, 4, 2, 1)});
   problem.output_strides = channels_last_strides(problem.output_sizes());
   EXPECT_NE(cuda::plan_depthwise(problem, gpu(90)).declined.find("apart"), std::string::npos);
+  // One slice in, one slice out, and yet no tap between them: the padding has cut it off.
+  problem = make(1, 8, 8, 8, {axis(1, 1, 1, 1), axis(8, 3, 1, 1), axis(8, 3, 1, 1)});
+  problem.axes[0].dilation = 3;
+  problem.axes[0].output_padding = 2;
+  set_contiguous(problem);
+  ASSERT_EQ(problem.axes[0].output(), 1);
+  EXPECT_NE(cuda::plan_depthwise(problem, gpu(90)).declined.find("depth"), std::string::npos);
+  problem = make(1, 8, 8, 8, {axis(1, 1, 2000000, 0), axis(64, 4, 2, 1)});
+  EXPECT_NE(cuda::plan_depthwise(problem, gpu(90)).declined.find("height"), std::string::npos);
 }
 
 class DepthwiseCompilation : public testing::TestWithParam<int> {};

@@ -119,7 +119,8 @@ TEST(TilePlanner, RowsAndDistancesAreThePhases) {
   }
 }
 
-// What sets the order of a sum must not depend on the batch.
+// What sets the order of a sum must not depend on the batch. Teams that split a sum take a chunk's products in turn,
+// counted from the chunk's first, so that stages do not matter.
 TEST(TilePlanner, TheOrderOfSumsIsTheSameInEveryBatch) {
   std::mt19937 rng(13);
   for (int i = 0; i < 200; ++i) {
@@ -142,6 +143,56 @@ TEST(TilePlanner, TheOrderOfSumsIsTheSameInEveryBatch) {
   }
 }
 
+// Families sum in different orders, so that the choice between them must not depend on the batch either.
+TEST(CudaPlanner, TheFamilyIsTheSameInEveryBatch) {
+  std::mt19937 rng(17);
+  for (int i = 0; i < 60; ++i) {
+    Problem problem = random_problem(rng);
+    if (i % 2 == 0) {  // few channels
+      problem.in_channels = problem.groups * (1 + i % 9);
+      problem.out_channels = problem.groups * (1 + i % 7);
+    }
+    std::set<std::string> chosen;
+    for (const int batch : {1, 2, 16, 70}) {
+      problem.batch = batch;
+      set_contiguous(problem);
+      chosen.insert(make_plan(problem, h200(), families(), {}).family);
+    }
+    EXPECT_EQ(chosen.size(), 1U) << to_string(problem);
+  }
+}
+
+TEST(TilePlanner, PackedCopiesStayInBounds) {
+  Problem problem;
+  problem.precision = Precision::tf32;
+  problem.in_channels = problem.out_channels = 512;
+  problem.axes[2] = {.input = 2, .kernel = 1, .stride = 60000};
+  set_contiguous(problem);
+  for (const TileCandidate& candidate : tile_candidates(problem, h200())) {
+    if (!candidate.shape.packed) continue;
+    EXPECT_LT(candidate.shape.packed_bytes() * tile_block_rows(candidate.shape, problem), 80LL << 20);
+  }
+  DeviceProperties old_compiler = h200();
+  old_compiler.has_wgmma = false;
+  problem.axes[2] = {.input = 64, .kernel = 4, .stride = 2, .pad_begin = 1, .pad_end = 1};
+  set_contiguous(problem);
+  EXPECT_TRUE(tile_candidates(problem, h200()).front().shape.warpgroup);
+  EXPECT_FALSE(tile_candidates(problem, old_compiler).front().shape.warpgroup);
+}
+
+// A block's offsets are counted from its own sample, however far samples are apart.
+TEST(TilePlanner, TakesSamplesFarApart) {
+  Problem problem;
+  problem.batch = 3;
+  problem.in_channels = problem.out_channels = 64;
+  problem.axes[2] = {.input = 100, .kernel = 4, .stride = 2, .pad_begin = 1, .pad_end = 1};
+  set_contiguous(problem);
+  problem.input_strides[0] = std::int64_t{1} << 40;
+  const std::vector<TileCandidate> candidates = tile_candidates(problem, h200());
+  ASSERT_FALSE(candidates.empty());
+  for (const TileCandidate& candidate : candidates) EXPECT_EQ(candidate.shape.tile[0], 1);
+}
+
 TEST(TilePlanner, DeclinesWithAReason) {
   Problem problem;
   problem.in_channels = problem.out_channels = 64;
@@ -161,6 +212,9 @@ TEST(TilePlanner, DeclinesWithAReason) {
   changed = problem;
   changed.out_channels = 2;
   EXPECT_NE(why_no_tile(changed, h200()).find("few rows"), std::string::npos);
+  changed = problem;
+  changed.axes[1] = {.input = 1, .kernel = 2, .dilation = std::int64_t{1} << 62, .pad_begin = std::int64_t{1} << 61};
+  EXPECT_NE(why_no_tile(changed, h200()).find("beyond 32 bits"), std::string::npos);
   changed = problem;
   changed.input_strides[0] = -1;
   EXPECT_NE(why_no_tile(changed, h200()).find("negative"), std::string::npos);

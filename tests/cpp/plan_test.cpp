@@ -107,6 +107,19 @@ TEST(MakePlan, OrderDecidesBetweenEstimateAndNone) {
   EXPECT_EQ(plan_with("", kPlain, kFast).workspace_bytes, 0U) << "nothing of the loser may stay in the plan";
 }
 
+TEST(MakePlan, AnExclusiveFamilyKeepsWhatItAccepts) {
+  Family exclusive = kSlow;
+  exclusive.exclusive = true;
+  const Plan plan = plan_with("", kDeclines, exclusive, kFast);
+  EXPECT_EQ(plan.family, "slow");
+  EXPECT_TRUE(contains(reason_of(plan, "fast"), "what slow accepts is its own"));
+  EXPECT_EQ(plan_with("fast", exclusive, kFast).family, "fast") << "forced is forced";
+
+  Family declines = kDeclines;
+  declines.exclusive = true;
+  EXPECT_EQ(plan_with("", declines, kSlow, kFast).family, "fast") << "what it declines is anybody's";
+}
+
 TEST(MakePlan, ForcedFamily) {
   const Plan plan = plan_with("slow", kDeclines, kFast, kSlow);
   EXPECT_EQ(plan.family, "slow");

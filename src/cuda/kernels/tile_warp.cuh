@@ -59,12 +59,17 @@ struct TeamTile {
 
   __device__ __forceinline__ int row(int tile) const { return (first_row_tile + tile) * 16; }
 
+  // Teams take the products of a chunk in turn, however the chunk is cut into stages.
+  __device__ __forceinline__ int first_item(int first_back) const {
+    return (depth_team + kShape.depth_teams - first_back * kSteps % kShape.depth_teams) % kShape.depth_teams;
+  }
+
   // Adds the products of one stage: `backs` distances times the channels of the chunk.
   __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int first_back, int backs) {
     constexpr int kDepthTeams = kShape.depth_teams;
     const int items = backs * kSteps;
 #pragma unroll kShape.unroll
-    for (int item = depth_team; item < items; item += kDepthTeams) {
+    for (int item = first_item(first_back); item < items; item += kDepthTeams) {
       const int back = item / kSteps;
       const int step = item % kSteps;
       if (kShape.skips_backs() && (block_backs >> (first_back + back) & 1) == 0) continue;
@@ -121,5 +126,9 @@ struct TeamTile {
   static __device__ __forceinline__ void split(unsigned bits, unsigned& big, unsigned& small) {
     big = ptx::round_to_tf32(__uint_as_float(bits));
     small = ptx::round_to_tf32(__uint_as_float(bits) - __uint_as_float(big));
+    if ((big & 0x7f800000u) == 0x7f800000u) {  // infinite, NaN, or rounded up to infinity
+      big = bits;
+      small = 0;
+    }
   }
 };
