@@ -7,9 +7,12 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "core/env.h"
 
 namespace tconv {
 namespace {
@@ -84,8 +87,10 @@ class Pool {
     threads_.reserve(workers);
     try {
       for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { serve(); });
-    } catch (const std::system_error&) {
+    } catch (const std::system_error& error) {
       // The system gives no more threads: those that started, and every caller, do the work.
+      log(1, "started " + std::to_string(threads_.size()) + " of " + std::to_string(workers) +
+                 " threads: " + error.what());
     }
   }
 
