@@ -6,6 +6,7 @@
 
 #include "cuda/jit_kernel.h"
 #include "cuda/tile_cost.h"
+#include "tconv/error.h"
 
 namespace tconv::cuda {
 namespace {
@@ -110,25 +111,27 @@ KernelSource pack_source(const TileShape& shape, bool dense_taps) {
 
 class TileKernel final : public Kernel {
  public:
-  TileKernel(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate)
+  // `unaligned` computes the problem when the input's address does not allow the candidate's 16-byte loads.
+  TileKernel(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate,
+             std::shared_ptr<const TileKernel> unaligned)
       : shape_(candidate.shape),
         device_(device.device.index),
         blocks_(candidate.blocks),
-        kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
+        kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch),
+        unaligned_(std::move(unaligned)) {
     if (shape_.packed) {
       pack_.emplace(pack_source(shape_, has_dense_taps(problem)), static_cast<std::size_t>(pack_shared_bytes(shape_)),
                     device.arch);
-    }
-    if (shape_.wide_input) {
-      TileShape narrow = shape_;
-      narrow.wide_input = false;
-      unaligned_.emplace(main_source(narrow), static_cast<std::size_t>(narrow.shared_bytes()), device.arch);
     }
     params_ = params_of(problem);
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     if (blocks_ == 0) return;
+    if (shape_.wide_input && reinterpret_cast<std::uintptr_t>(buffers.input) % 16 != 0) {
+      if (unaligned_ == nullptr) throw Error("the input of this layout must be aligned to 16 bytes");
+      return unaligned_->run(buffers, execution);
+    }
     TileParams params = params_;
     params.input = buffers.input;
     params.weight = buffers.weight;
@@ -145,19 +148,22 @@ class TileKernel final : public Kernel {
       pack_->launch(device_, grid, arguments, execution.stream);
       params.weight = packed;
     }
-    const bool aligned = reinterpret_cast<std::uintptr_t>(buffers.input) % 16 == 0;
-    const JitKernel& kernel = unaligned_ && !aligned ? *unaligned_ : kernel_;
     void* arguments[] = {&params};
-    kernel.launch(device_,
-                  {.grid_x = static_cast<unsigned>(blocks_ * shape_.depth_blocks),
-                   .block = static_cast<unsigned>(shape_.threads())},
-                  arguments, execution.stream);
+    kernel_.launch(device_,
+                   {.grid_x = static_cast<unsigned>(blocks_ * shape_.depth_blocks),
+                    .block = static_cast<unsigned>(shape_.threads())},
+                   arguments, execution.stream);
   }
 
   void prepare() const override {
     kernel_.prepare(device_);
     if (pack_) pack_->prepare(device_);
-    if (unaligned_) unaligned_->prepare(device_);
+    if (unaligned_ != nullptr) unaligned_->prepare();
+  }
+
+  std::size_t workspace_bytes() const {
+    const std::size_t own = shape_.packed ? packed_bytes() : 0;
+    return unaligned_ == nullptr ? own : std::max(own, unaligned_->workspace_bytes());
   }
 
   std::size_t packed_bytes() const {
@@ -212,7 +218,7 @@ class TileKernel final : public Kernel {
   long long blocks_;
   JitKernel kernel_;
   std::optional<JitKernel> pack_;
-  std::optional<JitKernel> unaligned_;  // for an input whose address does not allow 16-byte loads
+  std::shared_ptr<const TileKernel> unaligned_;
   TileParams params_{};
 };
 
@@ -230,9 +236,15 @@ Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
 }
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
-  const auto kernel = std::make_shared<const TileKernel>(problem, device, candidate);
+  std::shared_ptr<const TileKernel> unaligned;
+  if (candidate.shape.wide_input) {
+    const std::vector<TileCandidate> narrow =
+        tile_candidates(problem, device, {.aligned_input = false, .warpgroup = {}});
+    if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
+  }
+  const auto kernel = std::make_shared<const TileKernel>(problem, device, candidate, std::move(unaligned));
   Proposal proposal;
-  proposal.workspace_bytes = candidate.shape.packed ? kernel->packed_bytes() : 0;
+  proposal.workspace_bytes = kernel->workspace_bytes();
   proposal.expected_seconds = candidate.expected_seconds;
   proposal.kernel = kernel;
   return proposal;

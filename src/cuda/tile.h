@@ -22,11 +22,15 @@ struct TileCandidate {
 // Why the family declines, or empty.
 std::string why_no_tile(const Problem& problem, const DeviceProperties& device);
 
+struct TileOptions {
+  bool aligned_input = true;      // the input's address allows 16-byte loads, if its strides do
+  std::optional<bool> warpgroup;  // who multiplies, instead of the planner's choice; for measurements
+};
+
 // All cuts worth considering, best first; empty when none fits the device. Whatever can change a result's bits (the
-// order of a sum) depends on one sample alone, never on the batch. `warpgroup` overrides who multiplies, for
-// measurements.
+// order of a sum) depends on one sample alone, never on the batch.
 std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceProperties& device,
-                                           std::optional<bool> warpgroup = {});
+                                           const TileOptions& options = {});
 
 // The kernel that computes the problem with one of its cuts.
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate);

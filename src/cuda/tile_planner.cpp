@@ -333,9 +333,10 @@ bool prefers_warpgroups(const Problem& problem, const DeviceProperties& device, 
 }  // namespace
 
 std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceProperties& device,
-                                           std::optional<bool> warpgroup) {
+                                           const TileOptions& options) {
   TileShape base = base_shape(problem);
-  base.warpgroup = warpgroup.value_or(prefers_warpgroups(problem, device, base));
+  base.wide_input = base.wide_input && options.aligned_input;
+  base.warpgroup = options.warpgroup.value_or(prefers_warpgroups(problem, device, base));
   set_depth(problem, base);
   std::vector<TileCandidate> candidates;
   std::map<int, std::vector<CellTile>> tiles_of;  // by columns

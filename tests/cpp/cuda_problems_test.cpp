@@ -1,8 +1,8 @@
 // What the planner chooses for the problem file is compiled for every architecture: no kernel may use local memory
 // (spilled registers, arrays that are not kept in registers), nor more shared memory than the GPU has.
 //
-// There are hundreds of kernels. By default a core set and a sample that changes from run to run are compiled;
-// TCONV_TEST_ALL_KERNELS=1 (`make test-kernels`) compiles all, TCONV_TEST_SEED=n repeats a sample.
+// There are hundreds of kernels. By default a core set and a sample are compiled;
+// TCONV_TEST_ALL_KERNELS=1 (`make test-kernels`) compiles all, TCONV_TEST_SEED=n takes another sample.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -105,7 +105,7 @@ TEST_P(PlannedKernels, UseNoLocalMemory) {
   const std::size_t all = work.size() + others.size();
   const bool everything = variable("TCONV_TEST_ALL_KERNELS") == "1";
   const std::string given = variable("TCONV_TEST_SEED");
-  const unsigned seed = given.empty() ? std::random_device{}() : static_cast<unsigned>(std::stoul(given));
+  const unsigned seed = given.empty() ? 1U : static_cast<unsigned>(std::stoul(given));
   if (!everything) {
     std::shuffle(others.begin(), others.end(), std::mt19937(seed));
     others.resize(std::min(others.size(), kSampled));
