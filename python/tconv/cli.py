@@ -20,7 +20,10 @@ class BadRequestError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 1 failed, 2 a bad request."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown and options.command is not _export:  # whatever is asked of export, there is one answer
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return options.command(options)
     except (BadRequestError, LookupError, ValueError) as error:

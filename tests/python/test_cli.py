@@ -145,3 +145,16 @@ def test_preparing_a_model_leaves_it_as_it_was() -> None:
     assert calls == [False]
     assert [module.training for module in model] == [True, True, False]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_export_has_one_answer_whatever_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, complaint = run(capsys, "export", "--problem", "kb75", "-o", "model.py")
+    assert code == 2
+    assert "not available" in complaint
+
+
+def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["info", "--problem"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --problem" in capsys.readouterr().err
