@@ -124,6 +124,10 @@ class TileKernel final : public Kernel {
                     device.arch);
     }
     params_ = params_of(problem);
+    pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
+                  .grid_y = static_cast<unsigned>(params_.channel_blocks),
+                  .grid_z = static_cast<unsigned>(params_.groups),
+                  .block = kPackThreads};
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -140,12 +144,7 @@ class TileKernel final : public Kernel {
     if (pack_) {
       void* packed = buffers.workspace;
       void* arguments[] = {&params, &packed};
-      const LaunchShape grid = {
-          .grid_x = static_cast<unsigned>(shape_.chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
-          .grid_y = static_cast<unsigned>(params.channel_blocks),
-          .grid_z = static_cast<unsigned>(params.groups),
-          .block = kPackThreads};
-      pack_->launch(device_, grid, arguments, execution.stream);
+      pack_->launch(device_, pack_grid_, arguments, execution.stream);
       params.weight = packed;
     }
     void* arguments[] = {&params};
@@ -218,14 +217,12 @@ class TileKernel final : public Kernel {
   long long blocks_;
   JitKernel kernel_;
   std::optional<JitKernel> pack_;
+  LaunchShape pack_grid_;
   std::shared_ptr<const TileKernel> unaligned_;
   TileParams params_{};
 };
 
 }  // namespace
-
-KernelSource tile_source(const TileShape& shape) { return main_source(shape); }
-KernelSource tile_pack_source(const TileShape& shape) { return pack_source(shape, true); }
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
   if (std::string reason = why_no_tile(problem, device); !reason.empty()) return Proposal::decline(std::move(reason));
@@ -238,8 +235,7 @@ Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
   if (candidate.shape.wide_input) {
-    const std::vector<TileCandidate> narrow =
-        tile_candidates(problem, device, {.aligned_input = false, .warpgroup = {}});
+    const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned_input = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }
   const auto kernel = std::make_shared<const TileKernel>(problem, device, candidate, std::move(unaligned));

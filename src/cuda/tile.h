@@ -1,12 +1,10 @@
 // The tile family: dense channels on tensor cores, forward, sm_80 and later. The kernel is kernels/tile.cuh.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "core/family.h"
 #include "cuda/kernels/tile_params.cuh"
-#include "cuda/source.h"
 
 namespace tconv::cuda {
 
@@ -23,8 +21,7 @@ struct TileCandidate {
 std::string why_no_tile(const Problem& problem, const DeviceProperties& device);
 
 struct TileOptions {
-  bool aligned_input = true;      // the input's address allows 16-byte loads, if its strides do
-  std::optional<bool> warpgroup;  // who multiplies, instead of the planner's choice; for measurements
+  bool aligned_input = true;  // the input's address allows 16-byte loads, if its strides do
 };
 
 // All cuts worth considering, best first; empty when none fits the device. Whatever can change a result's bits (the
@@ -34,9 +31,5 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
 
 // The kernel that computes the problem with one of its cuts.
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate);
-
-// The source of a cut's kernel, and the one that packs its weights.
-KernelSource tile_source(const TileShape& shape);
-KernelSource tile_pack_source(const TileShape& shape);
 
 }  // namespace tconv::cuda

@@ -336,7 +336,7 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
                                            const TileOptions& options) {
   TileShape base = base_shape(problem);
   base.wide_input = base.wide_input && options.aligned_input;
-  base.warpgroup = options.warpgroup.value_or(prefers_warpgroups(problem, device, base));
+  base.warpgroup = prefers_warpgroups(problem, device, base);
   set_depth(problem, base);
   std::vector<TileCandidate> candidates;
   std::map<int, std::vector<CellTile>> tiles_of;  // by columns
