@@ -225,11 +225,17 @@ class TileKernel final : public Kernel {
 }  // namespace
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
+  return propose_tile_cut(problem, device, 0);
+}
+
+Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device, int index) {
   if (std::string reason = why_no_tile(problem, device); !reason.empty()) return Proposal::decline(std::move(reason));
   if (element_count(problem.output_sizes()) == 0) return Proposal::decline("nothing to compute");
   const std::vector<TileCandidate> candidates = tile_candidates(problem, device);
   if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
-  return propose_tile(problem, device, candidates.front());
+  const auto count = static_cast<int>(candidates.size());
+  if (index >= count) return Proposal::decline("has " + std::to_string(count) + " cuts for this problem");
+  return propose_tile(problem, device, candidates[static_cast<std::size_t>(index)]);
 }
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {

@@ -306,8 +306,8 @@ std::vector<TeamChoice> team_choices(const TileShape& shape, int used_rows) {
     if (rows * row_teams - used_rows >= shape.tile_rows() * row_teams) continue;
     if (shape.warpgroup) {
       if (row_tiles > 2 || row_teams > 2) continue;
-      for (const int column_tiles : {4, 8, 16, 24, 32}) {
-        if (row_tiles * column_tiles <= 32 && row_teams * shape.depth_teams <= 4)
+      for (const int column_tiles : {4, 8, 16, 20, 24, 32}) {
+        if (row_tiles * column_tiles <= 40 && row_teams * shape.depth_teams <= 4)
           choices.push_back({row_tiles, column_tiles, row_teams, 1});
       }
       continue;
