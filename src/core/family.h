@@ -55,8 +55,8 @@ struct Family {
 };
 
 // Asks every family in turn and keeps the first that accepts or, where families state expected times, the fastest;
-// after an exclusive one that accepts, no other is asked. `force` is empty, "family" or "family#index", the index naming
-// one of the family's cuts. Pure: no device call, no environment.
+// after an exclusive one that accepts, no other is asked. `force` is empty, "family" or "family#index", the index
+// naming one of the family's cuts. Pure: no device call, no environment.
 Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span<const Family> families,
                std::string_view force);
 

@@ -125,7 +125,8 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
   bool taken = false;  // by an exclusive family
   for (const Family& family : families) {
     if (!force.empty() && family.name != forced.family) {
-      plan.declined.push_back({std::string(family.name), "only " + std::string(forced.family) + " is allowed (forced)"});
+      plan.declined.push_back(
+          {std::string(family.name), "only " + std::string(forced.family) + " is allowed (forced)"});
       continue;
     }
     if (taken) {

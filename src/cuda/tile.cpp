@@ -124,6 +124,9 @@ class TileKernel final : public Kernel {
                     device.arch);
     }
     params_ = params_of(problem);
+    // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
+    // of blocks only.
+    overlaps_pack_ = shape_.packed && blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors;
     pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
                   .grid_y = static_cast<unsigned>(params_.channel_blocks),
                   .grid_z = static_cast<unsigned>(params_.groups),
@@ -149,8 +152,9 @@ class TileKernel final : public Kernel {
     }
     void* arguments[] = {&params};
     kernel_.launch(device_,
-                   {.grid_x = static_cast<unsigned>(blocks_ * shape_.depth_blocks),
-                    .block = static_cast<unsigned>(shape_.threads())},
+                   {.grid_x = static_cast<unsigned>(blocks_),
+                    .block = static_cast<unsigned>(shape_.threads()),
+                    .overlaps_previous = overlaps_pack_},
                    arguments, execution.stream);
   }
 
@@ -182,9 +186,9 @@ class TileKernel final : public Kernel {
             std::to_string(s.column_teams) + "x" + std::to_string(s.depth_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(8 * s.column_tiles);
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
-    text += ", " + std::to_string(blocks_ * s.depth_blocks) + " blocks (" +
-            std::to_string(s.blocks_per_multiprocessor) + " per multiprocessor), " +
-            std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " + (s.packed ? "packed" : "in place");
+    text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
+            " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
+            (s.packed ? "packed" : "in place");
     return text;
   }
 
@@ -215,6 +219,7 @@ class TileKernel final : public Kernel {
   TileShape shape_;
   int device_;
   long long blocks_;
+  bool overlaps_pack_ = false;
   JitKernel kernel_;
   std::optional<JitKernel> pack_;
   LaunchShape pack_grid_;

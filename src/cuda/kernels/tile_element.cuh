@@ -33,15 +33,6 @@ __device__ __forceinline__ Cell rounded(Cell cell) {
   return cell;
 }
 
-__device__ __forceinline__ void store_element(unsigned shared, float value) {
-  const unsigned bits = kRoundsToTf32 ? ptx::round_to_tf32(value) : __float_as_uint(value);
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(bits) : "memory");
-}
-
-__device__ __forceinline__ void store_element(unsigned shared, unsigned short bits) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(bits) : "memory");
-}
-
 __device__ __forceinline__ float to_storage(float value, float) { return value; }
 
 __device__ __forceinline__ unsigned short to_storage(float value, unsigned short) {
