@@ -10,23 +10,34 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 }  // namespace
 
-std::int64_t tile_cells(const Axis& axis) {
+const Strides& tile_input_strides(const Problem& problem) {
+  return problem.direction == Direction::forward ? problem.input_strides : problem.output_strides;
+}
+
+const Strides& tile_output_strides(const Problem& problem) {
+  return problem.direction == Direction::forward ? problem.output_strides : problem.input_strides;
+}
+
+std::int64_t tile_cells(const Problem& problem, int a) {
+  const Axis& axis = problem.axes[static_cast<std::size_t>(a)];
+  if (problem.direction == Direction::grad_input) return axis.input;
   return (axis.output() - 1 + axis.pad_begin) / axis.stride - axis.pad_begin / axis.stride + 1;
 }
 
 long long tile_block_rows(const TileShape& shape, const Problem& problem) {
   long long blocks = problem.groups * ceil_div(shape.out_channels, shape.block_channels);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.stride[a], shape.span[a]);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.output_step(a), shape.span[a]);
   return blocks;
 }
 
 long long tile_block_cells(const TileShape& shape, const Problem& problem) {
   long long blocks = ceil_div(problem.batch, shape.tile[0]);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(tile_cells(problem.axes[a]), shape.tile[1 + a]);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(tile_cells(problem, a), shape.tile[1 + a]);
   return blocks;
 }
 
 unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
+  if (shape.gradient) return (1U << ceil_div(shape.block_channels, shape.tile_rows())) - 1;
   const int back[3] = {back_index / (shape.backs[2] * shape.backs[1]), back_index / shape.backs[2] % shape.backs[1],
                        back_index % shape.backs[2]};
   unsigned tiles = 0;
@@ -50,7 +61,8 @@ int tile_registers(const TileShape& shape) {
   const int accumulators = 4 * shape.row_tiles * shape.column_tiles;
   const int fragments =
       shape.warpgroup ? 0 : 5 * shape.column_tiles / 2 + 8 + (shape.math == TileMath::fp32x3 ? 24 : 0);
-  const int input_items = static_cast<int>(ceil_div(shape.slabs * shape.pixels(), shape.threads()));
+  const int input_items =
+      static_cast<int>(ceil_div(shape.slabs * shape.pixels() * shape.all_planes(), shape.threads()));
   // Two-byte elements of different channels wait in a register each, and take more to be put together.
   const int per_item = shape.wide_input ? 5 : shape.element_bytes == 2 ? 16 : 5;
   int weights = 8;
@@ -103,7 +115,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   // Rows that begin and end inside a sector move it whole.
   const auto with_sectors = [&](int elements) { return 1 + 32.0 / (elements * shape.element_bytes); };
-  const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3));
+  const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3) * shape.planes[2]);
   const double output_sectors = shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]);
   const double traffic =
       (input_bytes * input_sectors + weight_bytes + 1.5 * outputs * shape.element_bytes * output_sectors) / 30;
@@ -134,7 +146,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
                                       : 0;
   const double seconds = std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
   // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
-  const bool whole_rows = shape.span[1] == shape.stride[1] && shape.span[2] == shape.stride[2];
+  const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   return seconds * (whole_rows ? 0.98 : 1.0) * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }
 
