@@ -1,0 +1,254 @@
+// The gradient of the input on CUDA cores, for few channels per group: true fp32, bound by bandwidth where the taps are
+// few. See direct_gradient_params.cuh for what lies where.
+//
+// A block takes a tile of cells of one image and some channels. What it reads goes to shared memory once, chunk of
+// channels after chunk; a thread holds a strip's inputs of one row in registers and uses them for all taps of the width
+// and all its channels. The order of a sum (channels, then taps) is the same for every tile.
+//
+// The config before this file states kConfig and the table kTapRows: for each tap of depth and height, how far its row
+// lies from that of tap 0.
+#include "direct_gradient_params.cuh"
+#include "ptx.cuh"
+
+namespace direct_gradient {
+
+template <DirectFloat kType>
+struct Types {
+  using Element = unsigned short;
+  using Sum = float;
+};
+template <>
+struct Types<DirectFloat::f64> {
+  using Element = double;
+  using Sum = double;
+};
+template <>
+struct Types<DirectFloat::f32> {
+  using Element = float;
+  using Sum = float;
+};
+using Element = Types<kConfig.type>::Element;
+using Sum = Types<kConfig.type>::Sum;
+
+constexpr int kThreads = kConfig.threads();
+constexpr int kVector = kConfig.vector();
+constexpr int kStrip = kConfig.strip;
+constexpr int kChannels = kConfig.thread_channels;
+constexpr int kInFlight = 8;  // loads that a thread has under way
+
+struct alignas(16) Pack {
+  Sum value[kVector];
+};
+struct alignas(sizeof(Element) * kConfig.store) Run {
+  Element value[kConfig.store];
+};
+
+__device__ __forceinline__ double widen(double value) { return value; }
+__device__ __forceinline__ float widen(float value) { return value; }
+__device__ __forceinline__ float widen(unsigned short bits) {
+  return kConfig.type == DirectFloat::f16 ? ptx::widen_f16(bits) : __uint_as_float(static_cast<unsigned>(bits) << 16);
+}
+__device__ __forceinline__ double narrow(double sum, double) { return sum; }
+__device__ __forceinline__ float narrow(float sum, float) { return sum; }
+__device__ __forceinline__ unsigned short narrow(float sum, unsigned short) {
+  return kConfig.type == DirectFloat::f16 ? ptx::round_to_f16(sum) : ptx::round_to_bf16(sum);
+}
+
+// Which part of the problem a block computes.
+struct Place {
+  const Element* input;   // of the image and group, at the patch's first row and column: may point before the tensor
+  const Element* weight;  // of the block's first channel
+  Element* output;        // of the image and the block's first channel
+  int first[3];           // input row or column of the patch's first cell
+  int cell[3];            // first output cell
+  int channels;           // of the block that exist
+};
+
+__device__ __forceinline__ Place place_of(const DirectGradientArguments& a) {
+  Place place;
+  int index = blockIdx.x;
+#pragma unroll
+  for (int axis = 2; axis >= 0; --axis) {
+    place.cell[axis] = index % a.tiles[axis] * kConfig.axes[axis].cells;
+    index /= a.tiles[axis];
+    place.first[axis] = place.cell[axis] * kConfig.axes[axis].stride - a.pad[axis];
+  }
+  const int first_channel = index % a.channel_blocks * kConfig.block_channels();
+  index /= a.channel_blocks;
+  const int group = index % a.groups;
+  const long long sample = index / a.groups;
+  place.channels = min(kConfig.block_channels(), kConfig.out_channels - first_channel);
+  place.input = static_cast<const Element*>(a.input) + sample * a.input_strides[0] +
+                static_cast<long long>(group) * kConfig.channels * a.input_strides[1];
+  place.weight =
+      static_cast<const Element*>(a.weight) + group * a.weight_group_stride + first_channel * a.weight_strides[1];
+  place.output = static_cast<Element*>(a.output) + sample * a.output_strides[0] +
+                 (static_cast<long long>(group) * kConfig.out_channels + first_channel) * a.output_strides[1];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    place.input += place.first[axis] * a.input_strides[2 + axis];
+    place.output += place.cell[axis] * a.output_strides[2 + axis];
+  }
+  return place;
+}
+
+// Inputs of a chunk into shared memory; zero where there are none.
+__device__ __forceinline__ void load_inputs(const DirectGradientArguments& a, const Place& place, int first_channel,
+                                            Sum* inputs) {
+  constexpr int kPixels = kConfig.rows() * kConfig.axes[2].length();
+  constexpr int kItems = kConfig.chunk * kPixels;
+#pragma unroll 1
+  for (int start = threadIdx.x; start < kItems; start += kThreads * kInFlight) {
+    Element values[kInFlight];
+    int at[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int item = start + i * kThreads;
+      const int channel = kConfig.input_channels_last ? item % kConfig.chunk : item / kPixels;
+      int pixel = kConfig.input_channels_last ? item / kConfig.chunk : item % kPixels;
+      long long position = channel * a.input_strides[1];
+      bool exists = item < kItems && first_channel + channel < kConfig.channels;
+      int planes[3];
+      int cells[3];
+#pragma unroll
+      for (int axis = 2; axis >= 0; --axis) {
+        const int index = pixel % kConfig.axes[axis].length();
+        pixel /= kConfig.axes[axis].length();
+        planes[axis] = index % kConfig.axes[axis].planes;
+        cells[axis] = index / kConfig.axes[axis].planes;
+        const int local = cells[axis] * kConfig.axes[axis].stride + kConfig.axes[axis].residue_of(planes[axis]);
+        exists = exists && static_cast<unsigned>(place.first[axis] + local) < static_cast<unsigned>(a.input_size[axis]);
+        position += local * a.input_strides[2 + axis];
+      }
+      at[i] = channel * kConfig.input_channel() + kConfig.row_of(planes[0], planes[1], cells[0], cells[1]) +
+              planes[2] * kConfig.segment() + cells[2];
+      values[i] = exists ? __ldg(place.input + first_channel * a.input_strides[1] + position) : Element(0);
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (start + i * kThreads < kItems) inputs[at[i]] = widen(values[i]);
+    }
+  }
+}
+
+__device__ __forceinline__ void load_weights(const DirectGradientArguments& a, const Place& place, int first_channel,
+                                             Sum* weights) {
+  constexpr int kTaps = kConfig.outer_taps() * kConfig.axes[2].kernel;
+  constexpr int kItems = kConfig.chunk * kTaps * kConfig.block_channels();
+#pragma unroll 4
+  for (int item = threadIdx.x; item < kItems; item += kThreads) {
+    // As they lie in a dense weight.
+    const int tap = item % kTaps;
+    const int channel = item / kTaps % kConfig.chunk;
+    const int out_channel = item / (kTaps * kConfig.chunk);
+    const int width = tap % kConfig.axes[2].kernel;
+    const int outer = tap / kConfig.axes[2].kernel;
+    const long long position = (first_channel + channel) * a.weight_strides[0] + out_channel * a.weight_strides[1] +
+                               outer / kConfig.axes[1].kernel * a.weight_strides[2] +
+                               outer % kConfig.axes[1].kernel * a.weight_strides[3] + width * a.weight_strides[4];
+    const bool exists = first_channel + channel < kConfig.channels && out_channel < place.channels;
+    weights[out_channel / kChannels * kConfig.weight_part() + channel * kConfig.weight_channel() +
+            outer * kConfig.weight_row() + width * kChannels + out_channel % kChannels] =
+        exists ? widen(__ldg(place.weight + position)) : Sum(0);
+  }
+}
+
+// Adds one row of inputs times one row of weights. sums (cell, channel)
+__device__ __forceinline__ void accumulate(Sum (&sums)[kStrip][kChannels], const Sum* row, const Sum* weights) {
+  constexpr int kWindow = kConfig.window();
+  constexpr int kPlanes = kConfig.axes[2].planes;
+  Sum x[kPlanes][kWindow];
+#pragma unroll
+  for (int plane = 0; plane < kPlanes; ++plane) {
+#pragma unroll
+    for (int i = 0; i < kWindow / kVector; ++i) {
+      const Pack pack = reinterpret_cast<const Pack*>(row + plane * kConfig.segment())[i];
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) x[plane][i * kVector + v] = pack.value[v];
+    }
+  }
+  Pack w;
+#pragma unroll
+  for (int tap = 0; tap < kConfig.axes[2].kernel; ++tap) {
+#pragma unroll
+    for (int channel = 0; channel < kChannels; ++channel) {
+      const int at = tap * kChannels + channel;
+      if (at % kVector == 0) w = reinterpret_cast<const Pack*>(weights)[at / kVector];
+#pragma unroll
+      for (int cell = 0; cell < kStrip; ++cell) {
+        sums[cell][channel] +=
+            x[kConfig.axes[2].plane_of(tap)][cell + kConfig.axes[2].back_of(tap)] * w.value[at % kVector];
+      }
+    }
+  }
+}
+
+// The sums of a strip; `cells` of them and `channels` channels exist.
+__device__ __forceinline__ void store(const DirectGradientArguments& a, Element* output, int cells, int channels,
+                                      const Sum (&sums)[kStrip][kChannels]) {
+  constexpr int kStore = kConfig.store;
+  const bool together =
+      kStore > 1 && cells >= kStrip && reinterpret_cast<unsigned long long>(output) % sizeof(Run) == 0;
+#pragma unroll
+  for (int channel = 0; channel < kChannels; ++channel) {
+    if (channel >= channels) break;
+    Element* const row = output + channel * a.output_strides[1];
+    if (together) {
+#pragma unroll
+      for (int cell = 0; cell < kStrip; cell += kStore) {
+        Run run;
+#pragma unroll
+        for (int i = 0; i < kStore; ++i) run.value[i] = narrow(sums[cell + i][channel], Element());
+        *reinterpret_cast<Run*>(row + cell) = run;
+      }
+    } else {
+#pragma unroll
+      for (int cell = 0; cell < kStrip; ++cell) {
+        if (cell < cells) row[cell * a.output_strides[4]] = narrow(sums[cell][channel], Element());
+      }
+    }
+  }
+}
+
+}  // namespace direct_gradient
+
+extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_blocks)
+    tconv_direct_gradient(const __grid_constant__ DirectGradientArguments a) {
+  using namespace direct_gradient;
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  Sum* const inputs = reinterpret_cast<Sum*>(shared_memory);
+  Sum* const weights = inputs + kConfig.input_count();
+  const Place place = place_of(a);
+  const int lane = threadIdx.x % kConfig.lanes();
+  const int part = threadIdx.x / kConfig.lanes();
+  const bool works = lane < kConfig.items();
+  const int item = works ? lane : 0;
+  const int width = item % kConfig.row_strips() * kStrip;
+  const int height = item / kConfig.row_strips() % kConfig.axes[1].cells;
+  const int depth = item / (kConfig.row_strips() * kConfig.axes[1].cells);
+
+  Sum sums[kStrip][kChannels] = {};
+#pragma unroll 1
+  for (int first_channel = 0; first_channel < kConfig.channels; first_channel += kConfig.chunk) {
+    if (first_channel > 0) __syncthreads();
+    load_inputs(a, place, first_channel, inputs);
+    load_weights(a, place, first_channel, weights);
+    __syncthreads();
+    const int channels = min(kConfig.chunk, kConfig.channels - first_channel);
+    const Sum* from = inputs + kConfig.row_of(0, 0, depth, height) + width;
+    const Sum* with = weights + part * kConfig.weight_part();
+#pragma unroll 1
+    for (int channel = 0; channel < channels; ++channel) {
+#pragma unroll(kConfig.outer_taps() <= 4 ? kConfig.outer_taps() : 1)
+      for (int tap = 0; tap < kConfig.outer_taps(); ++tap) {
+        accumulate(sums, from + kTapRows[tap], with + tap * kConfig.weight_row());
+      }
+      from += kConfig.input_channel();
+      with += kConfig.weight_channel();
+    }
+  }
+  if (!works || place.cell[0] + depth >= a.output_size[0] || place.cell[1] + height >= a.output_size[1]) return;
+  Element* const output = place.output + depth * a.output_strides[2] + height * a.output_strides[3] +
+                          width * a.output_strides[4] + part * kChannels * a.output_strides[1];
+  store(a, output, a.output_size[2] - place.cell[2] - width, place.channels - part * kChannels, sums);
+}
