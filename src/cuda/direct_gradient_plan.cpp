@@ -125,7 +125,7 @@ double seconds_of(const DirectGradientConfig& c, const DirectGradientArguments& 
   const double inputs = static_cast<double>(c.channels) * c.rows() * c.axes[2].length();
   const double weights = rows * c.axes[2].kernel * c.block_channels();
   const double outputs = static_cast<double>(c.items()) * c.strip * c.block_channels();
-  const double sectors = c.input_channels_last ? 1.0 + 8.0 / std::min(c.chunk, 8) - 1.0
+  const double sectors = c.input_channels_last ? 8.0 / std::min(c.chunk, 8)
                                                : (1 + 8.0 / c.axes[2].length()) * c.axes[2].stride / c.axes[2].planes;
   const double instructions = (inputs * 22 + weights * 20 + outputs * (c.store > 1 ? 3 : 6)) / 32 / 4 / 0.7;
   const double traffic = ((inputs * sectors + outputs) * c.element_bytes() + weights * c.element_bytes()) / 32;

@@ -31,7 +31,7 @@ std::string initialiser(const TileShape& s) {
   text += std::string(text_of(s.gradient)) + ", ";
   text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.span) + ", " + list(s.slots) + ", ";
   text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", ";
-  text += list(s.plane_span) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
+  text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + number(s.row_tiles) + number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
@@ -52,7 +52,7 @@ PlaneSite plane_site(const TileShape& shape, int a, int back) {
   if (shape.plane_groups(a) > 1) return {back / shape.backs[a], back % shape.backs[a] * shape.back_step[a]};
   const int reach = back * shape.dilation[a];
   PlaneSite site{0, reach / shape.stride[a]};
-  while (shape.residue_of_plane(a, site.plane) != reach % shape.stride[a]) ++site.plane;
+  while (shape.plane_residue(a, site.plane) != reach % shape.stride[a]) ++site.plane;
   return site;
 }
 

@@ -115,7 +115,11 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   // Rows that begin and end inside a sector move it whole.
   const auto with_sectors = [&](int elements) { return 1 + 32.0 / (elements * shape.element_bytes); };
-  const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3) * shape.planes[2]);
+  double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3) * shape.planes[2]);
+  if (shape.gradient && !shape.input_channels_last) {  // residues that a patch leaves out move with the others
+    const double per_sector = 32.0 / shape.element_bytes;
+    input_sectors *= std::min<double>(shape.stride[2], per_sector) / std::min<double>(shape.planes[2], per_sector);
+  }
   const double output_sectors = shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]);
   const double traffic =
       (input_bytes * input_sectors + weight_bytes + 1.5 * outputs * shape.element_bytes * output_sectors) / 30;

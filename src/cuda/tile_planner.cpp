@@ -40,7 +40,7 @@ TileShape base_shape(const Problem& problem) {
     shape.kernel[a] = static_cast<int>(axis.kernel);
     shape.stride[a] = static_cast<int>(axis.stride);
     shape.dilation[a] = static_cast<int>(axis.dilation);
-    shape.plane_span[a] = shape.planes[a] = 1;
+    shape.phases[a] = shape.planes[a] = 1;
     shape.back_step[a] = axis.stride == 1 ? shape.dilation[a] : 1;
     shape.backs[a] = static_cast<int>(-site_of(axis, axis.kernel - 1).shift) / shape.back_step[a] + 1;
   }
@@ -105,38 +105,37 @@ bool every_phase_has_every_tap(const TileShape& shape) {
 }
 
 // Which residues of a gradient's axes lie in a patch together: those of all axes as long as they are few, otherwise
-// chunk after chunk some of them. Where the taps do not divide evenly among the residues, chunks multiply by zeros.
+// chunk after chunk some of them. Where the taps do not divide evenly among them, chunks multiply by zeros.
 bool set_planes(const Problem& problem, TileShape& shape) {
   constexpr int kFewPlanes = 4;
   constexpr int kMostGroups = 32;  // a bit each in the loader
-  int planes = 1;
-  std::array<std::vector<int>, kSpatialAxes> residues;
+  int together = 1;
   for (int a = 0; a < kSpatialAxes; ++a) {
-    residues[a] = residues_with_taps(problem.axes[a]);
-    planes *= static_cast<int>(residues[a].size());
+    const std::vector<int> residues = residues_with_taps(problem.axes[a]);
+    shape.phases[a] = static_cast<int>(residues.size());
+    if (shape.stride[a] > 15) shape.phases[a] = shape.stride[a];
+    if (shape.phases[a] < shape.stride[a]) {
+      for (std::size_t phase = 0; phase < residues.size(); ++phase)
+        shape.residue_nibbles[a] |= static_cast<unsigned long long>(residues[phase]) << (4 * phase);
+    }
+    shape.planes[a] = shape.phases[a];
+    together *= shape.planes[a];
+    if (together > 65536) return false;
   }
   for (int a = 0; a < kSpatialAxes; ++a) {
-    const auto used = static_cast<int>(residues[a].size());
-    const int stride = shape.stride[a];
-    shape.plane_span[a] = stride;
-    shape.planes[a] = used;
-    const bool even = used * shape.backs[a] == shape.kernel[a] && used == stride;
-    const int most = even ? kFewPlanes : 2 * kFewPlanes;
-    if (planes > most || (used < stride && stride > 15)) {
-      // The next axes' planes stay together as long as they can.
-      const int others = planes / used;
-      int span = std::min(stride, std::max(1, most / others));
-      while (stride % span != 0) --span;
-      span = std::max(span, static_cast<int>(ceil_div(stride, kMostGroups)));
-      shape.plane_span[a] = span;
-      shape.planes[a] = span;
-      planes = others * span;
-    }
-    if (shape.planes[a] == shape.plane_span[a]) continue;
-    shape.residue_nibbles[a] = 0;
-    for (int plane = 0; plane < used; ++plane)
-      shape.residue_nibbles[a] |= static_cast<unsigned long long>(residues[a][static_cast<std::size_t>(plane)])
-                                  << (4 * plane);
+    const int phases = shape.phases[a];
+    const bool even = phases * shape.backs[a] == shape.kernel[a];
+    int most = even ? kFewPlanes : 2 * kFewPlanes;
+    // An odd number of phases of the width stays together: each alone would read every sector for itself.
+    if (a == 2 && phases % 2 == 1 && phases < 2 * kFewPlanes) most = 2 * kFewPlanes;
+    if (together <= most) continue;
+    const int others = together / phases;
+    int planes = std::max(1, most / others);
+    if (phases < shape.stride[a]) planes = 1;  // those of a patch must be neighbours
+    while (phases % planes != 0) --planes;
+    planes = std::max(planes, static_cast<int>(ceil_div(phases, kMostGroups)));
+    shape.planes[a] = planes;
+    together = others * planes;
   }
   return shape.all_plane_groups() <= kMostGroups;
 }

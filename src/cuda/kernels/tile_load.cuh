@@ -66,7 +66,7 @@ struct InputLoader {
         const int index = pixel % patch_length(axis);
         pixel /= patch_length(axis);
         local[axis] = kShape.gradient ? cell_of(axis, index) * kShape.stride[axis] +
-                                            kShape.residue_of_plane(axis, plane_of(axis, index))
+                                            kShape.plane_residue(axis, plane_of(axis, index))
                                       : index;
       }
       const int sample = pixel;
@@ -90,7 +90,7 @@ struct InputLoader {
 #pragma unroll
           for (int axis = 0; axis < 3; ++axis) {
             if (kShape.plane_groups(axis) == 1) continue;
-            const int place = first[axis] + local[axis] + group.at[axis] * kShape.plane_span[axis];
+            const int place = first[axis] + local[axis] + kShape.group_residue(axis, group.at[axis]);
             here = here && static_cast<unsigned>(place) < static_cast<unsigned>(params.input_size[axis]);
           }
           if (here) inside[i] |= 1u << index;
@@ -107,7 +107,7 @@ struct InputLoader {
       const PlaneGroup group = plane_group(group_index);
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis)
-        origin += static_cast<long long>(group.at[axis] * kShape.plane_span[axis]) * params.input_strides[2 + axis];
+        origin += static_cast<long long>(kShape.group_residue(axis, group.at[axis])) * params.input_strides[2 + axis];
     }
     const int channels_left = kShape.channels - chunk * kShape.chunk_channels();
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;

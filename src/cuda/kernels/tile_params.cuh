@@ -39,9 +39,9 @@ struct TileShape {
   unsigned long long slot_nibbles[3];
   unsigned long long residue_nibbles[3];
 
-  // Gradient: the residues that a patch holds, a plane each: of the whole stride of an axis (only those with taps,
-  // named by residue_nibbles), or `plane_span` neighbouring ones, and chunk after chunk the next ones.
-  int plane_span[3];
+  // Gradient: the residues of an axis that are read (those with taps, by residue_nibbles, or every one), and how many
+  // of them a patch holds, a plane each. Chunk after chunk brings the next ones; fewer than all of them are neighbours.
+  int phases[3];
   int planes[3];
 
   int tile[4];         // cells of a block: samples, depth, height, width
@@ -73,12 +73,17 @@ struct TileShape {
     return slots[axis] == span[axis] ? slot : static_cast<int>(residue_nibbles[axis] >> (4 * slot) & 15);
   }
 
-  constexpr int residue_of_plane(int axis, int plane) const {
-    return planes[axis] == plane_span[axis] ? plane : static_cast<int>(residue_nibbles[axis] >> (4 * plane) & 15);
+  constexpr int residue_of_phase(int axis, int phase) const {
+    return phases[axis] == stride[axis] ? phase : static_cast<int>(residue_nibbles[axis] >> (4 * phase) & 15);
   }
   constexpr int all_planes() const { return planes[0] * planes[1] * planes[2]; }
-  constexpr int plane_groups(int axis) const {
-    return gradient ? (stride[axis] + plane_span[axis] - 1) / plane_span[axis] : 1;
+  constexpr int plane_groups(int axis) const { return gradient ? (phases[axis] + planes[axis] - 1) / planes[axis] : 1; }
+  // The residue of a plane: of its group's first plane, and from there.
+  constexpr int group_residue(int axis, int group) const {
+    return plane_groups(axis) == 1 ? 0 : residue_of_phase(axis, group * planes[axis]);
+  }
+  constexpr int plane_residue(int axis, int plane) const {
+    return plane_groups(axis) == 1 ? residue_of_phase(axis, plane) : plane;
   }
   constexpr int all_plane_groups() const { return plane_groups(0) * plane_groups(1) * plane_groups(2); }
 

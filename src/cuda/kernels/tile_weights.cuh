@@ -63,7 +63,7 @@ __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int inde
   for (int axis = 0; axis < 3; ++axis) {
     int tap = at[axis];
     if (kShape.plane_groups(axis) > 1) {
-      const int residue = group.at[axis] * kShape.plane_span[axis] + at[axis] / kShape.backs[axis];
+      const int residue = kShape.group_residue(axis, group.at[axis]) + at[axis] / kShape.backs[axis];
       const int back = at[axis] % kShape.backs[axis];
       exists = exists && kShape.has_tap(axis, residue, back);
       tap = (residue + kShape.stride[axis] * back * kShape.back_step[axis]) / kShape.dilation[axis];
