@@ -120,22 +120,27 @@ double seconds_of(const DirectGradientConfig& c, const DirectGradientArguments& 
   const double products = static_cast<double>(c.axes[2].kernel) * c.strip * c.thread_channels;
   const double slower = c.type == DirectFloat::f64 ? 2 : 1;
   const double multiply = slower * warps * rows * (products * 1.1 + 12) / 4;
-  const double reads =
-      warps * rows * (4.0 * c.axes[2].planes * c.window() / c.vector() + 1.0 * c.weight_row() / c.vector());
-  const double inputs = static_cast<double>(c.channels) * c.rows() * c.axes[2].length();
+  const double vectors = static_cast<double>(c.axes[2].planes) * c.window() / c.vector();
+  const double reads = warps * rows * (4.0 * vectors + 1.0 * c.weight_row() / c.vector());
+  const double pieces = c.input_channels_last ? c.axes[2].length() : (c.axes[2].length() + 31) / 32 * 32;
+  const double inputs = static_cast<double>(c.channels) * c.rows() * pieces;
   const double weights = rows * c.axes[2].kernel * c.block_channels();
   const double outputs = static_cast<double>(c.items()) * c.strip * c.block_channels();
   const double sectors = c.input_channels_last ? 8.0 / std::min(c.chunk, 8)
                                                : (1 + 8.0 / c.axes[2].length()) * c.axes[2].stride / c.axes[2].planes;
-  const double instructions = (inputs * 22 + weights * 20 + outputs * (c.store > 1 ? 3 : 6)) / 32 / 4 / 0.7;
-  const double traffic = ((inputs * sectors + outputs) * c.element_bytes() + weights * c.element_bytes()) / 32;
+  const double instructions = (inputs * 24 + weights * 24 + outputs * (c.store > 1 ? 3 : 6)) / 32 / 4 / 0.7;
+  const double traffic = ((inputs * sectors + outputs) * c.element_bytes() + weights * c.element_bytes()) / 30;
   const double sum = multiply + reads + instructions + traffic;
   const double busy = 0.7 * std::max({multiply, reads, instructions, traffic}) + 0.3 * sum;
-  const double chunks = static_cast<double>(ceil_div(c.channels, c.chunk));
-  const double latency = 3000 + chunks * 1500 + 0.5 * busy;
-  const double slots = static_cast<double>(device.multiprocessors) * c.min_blocks;
-  const double waves = std::max(1.0, block_count(a, batch) / slots);
-  return waves * std::max(busy * c.min_blocks, latency) / clock + 3e-6;
+  // A block alone waits for memory, chunk after chunk; the second stage hides a part of it.
+  const double latency = 4000 + (c.chunks() - 1) * 1000 + busy;
+  const double resident = c.min_blocks;
+  const double slots = static_cast<double>(device.multiprocessors) * resident;
+  const double blocks = block_count(a, batch);
+  const double waves = blocks < slots ? 1 : blocks / slots + 0.5;
+  const double crowd = std::min(resident, std::max(1.0, blocks / device.multiprocessors));
+  const double floor = blocks * (outputs + inputs / 1.3) * c.element_bytes() / device.bandwidth;
+  return std::max(waves * std::max(busy * crowd, latency) / clock, floor) + 3e-6;
 }
 
 // Chooses the channels of a chunk and the residency for a tile; false: it cannot be built.
@@ -151,7 +156,7 @@ bool complete(DirectGradientConfig& c, const DeviceProperties& device) {
   const int by_registers = 65536 / (c.threads() * static_cast<int>(ceil_div(registers, 8) * 8));
   const int by_shared =
       static_cast<int>(device.shared_bytes_per_multiprocessor / (static_cast<std::size_t>(c.shared_bytes()) + 1024));
-  const int by_threads = 2048 / c.threads();
+  const int by_threads = (device.arch == 80 || device.arch == 90 || device.arch == 100 ? 2048 : 1536) / c.threads();
   c.min_blocks = std::clamp(std::min({by_registers, by_shared, by_threads}), 1, 16);
   return by_registers >= 1;
 }

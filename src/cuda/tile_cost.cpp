@@ -66,7 +66,10 @@ int tile_registers(const TileShape& shape) {
   // Two-byte elements of different channels wait in a register each, and take more to be put together.
   const int per_item = shape.wide_input ? 5 : shape.element_bytes == 2 ? 16 : 5;
   int weights = 8;
-  if (!shape.packed) {
+  if (!shape.packed && shape.gradient) {
+    const int items = static_cast<int>(ceil_div(shape.stage_backs * shape.slabs * shape.rows(), shape.threads()));
+    weights = 38 + items * (shape.element_bytes == 2 ? 12 : 7);
+  } else if (!shape.packed) {
     const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
     weights = 28 + 4 * static_cast<int>(ceil_div(items, shape.threads()));
   }
@@ -123,8 +126,10 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double output_sectors = shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]);
   const double traffic =
       (input_bytes * input_sectors + weight_bytes + 1.5 * outputs * shape.element_bytes * output_sectors) / 30;
-  const double loader = input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) +
-                        (shape.packed ? weight_bytes / 16 * 4 : weight_bytes / shape.element_bytes * 90);
+  const double weight_instructions = shape.packed     ? weight_bytes / 16 * 4
+                                     : shape.gradient ? weight_bytes / 16 * (6 + 4 * shape.vector())
+                                                      : weight_bytes / shape.element_bytes * 90;
+  const double loader = input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) + weight_instructions;
   const double epilogue = outputs * 9 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;
   const double instructions = (loader + epilogue) / 128 / 0.6;
   const double stages = chunks * shape.stages_per_chunk();

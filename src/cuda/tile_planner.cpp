@@ -254,17 +254,40 @@ bool may_pack(const TileShape& shape, const Problem& problem) {
   return packed < 8 * weights + (64 << 20);
 }
 
+// Whether a gradient's weights can be read where they lie: from one stage or group of planes to the next, all taps must
+// move by the same distance.
+bool reads_in_place(const TileShape& shape, const Problem& problem) {
+  if (static_cast<double>(shape.rows()) * static_cast<double>(problem.weight_strides[0]) +
+          static_cast<double>(shape.chunk_channels()) * static_cast<double>(problem.weight_strides[1]) >
+      static_cast<double>(kIntMax) / 2)
+    return false;
+  if (shape.stages_per_chunk() > 1) {
+    const Strides& strides = problem.weight_strides;
+    return shape.all_plane_groups() == 1 && strides[3] == strides[4] * problem.axes[2].kernel &&
+           strides[2] == strides[3] * problem.axes[1].kernel;
+  }
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.plane_groups(a) > 1 && (shape.dilation[a] != 1 || shape.phases[a] * shape.backs[a] != shape.kernel[a] ||
+                                      shape.phases[a] % shape.planes[a] != 0))
+      return false;
+  }
+  return true;
+}
+
 // Fits stages and residency around rows and columns; false when it cannot be built.
-bool complete(TileShape& shape, const DeviceProperties& device) {
+bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& device) {
   shape.all_taps = every_phase_has_every_tap(shape);
   const int most_weight_bytes = (shape.warpgroup ? 20 : 40) * 1024;
   const int per_back = shape.slabs * shape.rows() * 16;
   if (shape.packed) {
     shape.stage_backs = std::clamp(most_weight_bytes / per_back, 1, shape.all_backs());
     shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), shape.stage_backs)));
+  } else if (shape.gradient) {
+    const int most = 8 * shape.threads() / (shape.slabs * shape.rows());
+    shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), std::max(most, 1))));
+    if (!reads_in_place(shape, problem)) return false;
   } else {
     shape.stage_backs = shape.all_backs();
-    if (shape.all_plane_groups() > 1) return false;
     const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
     if (items > 24 * shape.threads()) return false;
   }
@@ -418,7 +441,7 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
           }
           for (const bool packed : {false, true}) {
             shape.packed = packed;
-            if (!offsets_fit(shape, problem) || !complete(shape, device)) continue;
+            if (!offsets_fit(shape, problem) || !complete(shape, problem, device)) continue;
             if (packed && !may_pack(shape, problem)) continue;
             TileCandidate candidate;
             candidate.shape = shape;

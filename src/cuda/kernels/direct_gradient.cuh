@@ -2,8 +2,9 @@
 // few. See direct_gradient_params.cuh for what lies where.
 //
 // A block takes a tile of cells of one image and some channels. What it reads goes to shared memory once, chunk of
-// channels after chunk; a thread holds a strip's inputs of one row in registers and uses them for all taps of the width
-// and all its channels. The order of a sum (channels, then taps) is the same for every tile.
+// channels after chunk, the next one while this one is multiplied; a thread holds a strip's inputs of one row in
+// registers and uses them for all taps of the width and all its channels. The order of a sum (channels, then taps) is
+// the same for every tile.
 //
 // The config before this file states kConfig and the table kTapRows: for each tap of depth and height, how far its row
 // lies from that of tap 0.
@@ -34,8 +35,6 @@ constexpr int kThreads = kConfig.threads();
 constexpr int kVector = kConfig.vector();
 constexpr int kStrip = kConfig.strip;
 constexpr int kChannels = kConfig.thread_channels;
-constexpr int kInFlight = 8;  // loads that a thread has under way
-
 struct alignas(16) Pack {
   Sum value[kVector];
 };
@@ -52,6 +51,15 @@ __device__ __forceinline__ double narrow(double sum, double) { return sum; }
 __device__ __forceinline__ float narrow(float sum, float) { return sum; }
 __device__ __forceinline__ unsigned short narrow(float sum, unsigned short) {
   return kConfig.type == DirectFloat::f16 ? ptx::round_to_f16(sum) : ptx::round_to_bf16(sum);
+}
+
+// An element into shared memory, zero where there is none: in the background where it need not be converted.
+__device__ __forceinline__ void put(bool exists, float* to, const float* from) { ptx::copy_async_if(exists, to, from); }
+__device__ __forceinline__ void put(bool exists, double* to, const double* from) {
+  ptx::copy_async_if(exists, to, from);
+}
+__device__ __forceinline__ void put(bool exists, float* to, const unsigned short* from) {
+  *to = exists ? widen(__ldg(from)) : 0.0f;
 }
 
 // Which part of the problem a block computes.
@@ -92,42 +100,67 @@ __device__ __forceinline__ Place place_of(const DirectGradientArguments& a) {
   return place;
 }
 
+// Where an item of a chunk comes from and goes to.
+struct Item {
+  const Element* from;
+  int to;
+  bool exists;
+};
+
+// Rows are cut into pieces of 32: a warp takes a piece, its lanes neighbours of a row.
+constexpr int kPieces = (kConfig.axes[2].length() + 31) / 32;
+constexpr int kRowItems = kConfig.chunk * kConfig.rows() * kPieces * 32;
+constexpr int kChannelItems = kConfig.chunk * kConfig.rows() * kConfig.axes[2].length();
+
+__device__ __forceinline__ Item input_item(const DirectGradientArguments& a, const Place& place, int first_channel,
+                                           int index) {
+  int channel = 0;
+  int column = 0;
+  int row = 0;
+  if constexpr (kConfig.input_channels_last) {
+    channel = index % kConfig.chunk;
+    column = index / kConfig.chunk % kConfig.axes[2].length();
+    row = index / (kConfig.chunk * kConfig.axes[2].length());
+  } else {
+    const int piece = index / 32;
+    column = piece % kPieces * 32 + index % 32;
+    row = piece / kPieces % kConfig.rows();
+    channel = piece / (kPieces * kConfig.rows());
+  }
+  const int at[3] = {row / kConfig.axes[1].length(), row % kConfig.axes[1].length(), column};
+  Item item;
+  item.from = place.input + (first_channel + channel) * a.input_strides[1];
+  item.exists = channel < kConfig.chunk && first_channel + channel < kConfig.channels &&
+                column < kConfig.axes[2].length() && at[0] < kConfig.axes[0].length();
+  int planes[3];
+  int cells[3];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    planes[axis] = at[axis] % kConfig.axes[axis].planes;
+    cells[axis] = at[axis] / kConfig.axes[axis].planes;
+    const int local = cells[axis] * kConfig.axes[axis].stride + kConfig.axes[axis].residue_of(planes[axis]);
+    item.exists =
+        item.exists && static_cast<unsigned>(place.first[axis] + local) < static_cast<unsigned>(a.input_size[axis]);
+    item.from += local * a.input_strides[2 + axis];
+  }
+  item.to = channel * kConfig.input_channel() + kConfig.row_of(planes[0], planes[1], cells[0], cells[1]) +
+            planes[2] * kConfig.segment() + cells[2];
+  return item;
+}
+
+__device__ __forceinline__ bool is_input(int index) {
+  if (kConfig.input_channels_last) return index < kChannelItems;
+  return index < kRowItems && index / 32 % kPieces * 32 + index % 32 < kConfig.axes[2].length();
+}
+
 // Inputs of a chunk into shared memory; zero where there are none.
 __device__ __forceinline__ void load_inputs(const DirectGradientArguments& a, const Place& place, int first_channel,
                                             Sum* inputs) {
-  constexpr int kPixels = kConfig.rows() * kConfig.axes[2].length();
-  constexpr int kItems = kConfig.chunk * kPixels;
-#pragma unroll 1
-  for (int start = threadIdx.x; start < kItems; start += kThreads * kInFlight) {
-    Element values[kInFlight];
-    int at[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int item = start + i * kThreads;
-      const int channel = kConfig.input_channels_last ? item % kConfig.chunk : item / kPixels;
-      int pixel = kConfig.input_channels_last ? item / kConfig.chunk : item % kPixels;
-      long long position = channel * a.input_strides[1];
-      bool exists = item < kItems && first_channel + channel < kConfig.channels;
-      int planes[3];
-      int cells[3];
-#pragma unroll
-      for (int axis = 2; axis >= 0; --axis) {
-        const int index = pixel % kConfig.axes[axis].length();
-        pixel /= kConfig.axes[axis].length();
-        planes[axis] = index % kConfig.axes[axis].planes;
-        cells[axis] = index / kConfig.axes[axis].planes;
-        const int local = cells[axis] * kConfig.axes[axis].stride + kConfig.axes[axis].residue_of(planes[axis]);
-        exists = exists && static_cast<unsigned>(place.first[axis] + local) < static_cast<unsigned>(a.input_size[axis]);
-        position += local * a.input_strides[2 + axis];
-      }
-      at[i] = channel * kConfig.input_channel() + kConfig.row_of(planes[0], planes[1], cells[0], cells[1]) +
-              planes[2] * kConfig.segment() + cells[2];
-      values[i] = exists ? __ldg(place.input + first_channel * a.input_strides[1] + position) : Element(0);
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (start + i * kThreads < kItems) inputs[at[i]] = widen(values[i]);
-    }
+  constexpr int kItems = kConfig.input_channels_last ? kChannelItems : kRowItems;
+#pragma unroll 8
+  for (int index = threadIdx.x; index < kItems; index += kThreads) {
+    const Item item = input_item(a, place, first_channel, index);
+    if (is_input(index)) put(item.exists, inputs + item.to, item.exists ? item.from : place.weight);
   }
 }
 
@@ -147,9 +180,10 @@ __device__ __forceinline__ void load_weights(const DirectGradientArguments& a, c
                                outer / kConfig.axes[1].kernel * a.weight_strides[2] +
                                outer % kConfig.axes[1].kernel * a.weight_strides[3] + width * a.weight_strides[4];
     const bool exists = first_channel + channel < kConfig.channels && out_channel < place.channels;
-    weights[out_channel / kChannels * kConfig.weight_part() + channel * kConfig.weight_channel() +
-            outer * kConfig.weight_row() + width * kChannels + out_channel % kChannels] =
-        exists ? widen(__ldg(place.weight + position)) : Sum(0);
+    const Element* const from = exists ? place.weight + position : place.weight;
+    Sum* const to = weights + out_channel / kChannels * kConfig.weight_part() + channel * kConfig.weight_channel() +
+                    outer * kConfig.weight_row() + width * kChannels + out_channel % kChannels;
+    put(exists, to, from);
   }
 }
 
@@ -161,10 +195,17 @@ __device__ __forceinline__ void accumulate(Sum (&sums)[kStrip][kChannels], const
 #pragma unroll
   for (int plane = 0; plane < kPlanes; ++plane) {
 #pragma unroll
-    for (int i = 0; i < kWindow / kVector; ++i) {
-      const Pack pack = reinterpret_cast<const Pack*>(row + plane * kConfig.segment())[i];
+    for (int i = 0; i < kWindow; i += kVector) {
+      const Sum* const from = row + plane * kConfig.segment() + i;
+      if (i + 1 == kWindow) {  // one past the last vector
+        x[plane][i] = from[0];
+        break;
+      }
+      const Pack pack = *reinterpret_cast<const Pack*>(from);
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) x[plane][i * kVector + v] = pack.value[v];
+      for (int v = 0; v < kVector; ++v) {
+        if (i + v < kWindow) x[plane][i + v] = pack.value[v];
+      }
     }
   }
   Pack w;
@@ -216,8 +257,7 @@ extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_bloc
     tconv_direct_gradient(const __grid_constant__ DirectGradientArguments a) {
   using namespace direct_gradient;
   extern __shared__ __align__(16) unsigned char shared_memory[];
-  Sum* const inputs = reinterpret_cast<Sum*>(shared_memory);
-  Sum* const weights = inputs + kConfig.input_count();
+  Sum* const stages = reinterpret_cast<Sum*>(shared_memory);
   const Place place = place_of(a);
   const int lane = threadIdx.x % kConfig.lanes();
   const int part = threadIdx.x / kConfig.lanes();
@@ -227,16 +267,30 @@ extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_bloc
   const int height = item / kConfig.row_strips() % kConfig.axes[1].cells;
   const int depth = item / (kConfig.row_strips() * kConfig.axes[1].cells);
 
+  const auto load = [&](int chunk) {
+    Sum* const inputs = stages + chunk % kConfig.stages() * kConfig.stage();
+    if (chunk < kConfig.chunks()) {
+      load_inputs(a, place, chunk * kConfig.chunk, inputs);
+      load_weights(a, place, chunk * kConfig.chunk, inputs + kConfig.input_count());
+    }
+    ptx::commit_copies();
+  };
+
   Sum sums[kStrip][kChannels] = {};
+  load(0);
 #pragma unroll 1
-  for (int first_channel = 0; first_channel < kConfig.channels; first_channel += kConfig.chunk) {
-    if (first_channel > 0) __syncthreads();
-    load_inputs(a, place, first_channel, inputs);
-    load_weights(a, place, first_channel, weights);
+  for (int chunk = 0; chunk < kConfig.chunks(); ++chunk) {
+    if (kConfig.stages() > 1) {
+      load(chunk + 1);
+      ptx::wait_for_copies<1>();
+    } else {
+      ptx::wait_for_copies<0>();
+    }
     __syncthreads();
-    const int channels = min(kConfig.chunk, kConfig.channels - first_channel);
+    const int channels = min(kConfig.chunk, kConfig.channels - chunk * kConfig.chunk);
+    const Sum* const inputs = stages + chunk % kConfig.stages() * kConfig.stage();
     const Sum* from = inputs + kConfig.row_of(0, 0, depth, height) + width;
-    const Sum* with = weights + part * kConfig.weight_part();
+    const Sum* with = inputs + kConfig.input_count() + part * kConfig.weight_part();
 #pragma unroll 1
     for (int channel = 0; channel < channels; ++channel) {
 #pragma unroll(kConfig.outer_taps() <= 4 ? kConfig.outer_taps() : 1)
@@ -246,6 +300,7 @@ extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_bloc
       from += kConfig.input_channel();
       with += kConfig.weight_channel();
     }
+    if (chunk + 1 < kConfig.chunks()) __syncthreads();
   }
   if (!works || place.cell[0] + depth >= a.output_size[0] || place.cell[1] + height >= a.output_size[1]) return;
   Element* const output = place.output + depth * a.output_strides[2] + height * a.output_strides[3] +

@@ -56,18 +56,21 @@ struct DirectGradientConfig {
   constexpr int threads() const { return lanes() * channel_parts; }
   constexpr int block_channels() const { return thread_channels * channel_parts; }
   constexpr int outer_taps() const { return axes[0].kernel * axes[1].kernel; }
-  constexpr int window() const { return (strip + axes[2].halo + vector() - 1) / vector() * vector(); }
+  constexpr int window() const { return strip + axes[2].halo; }
+  constexpr int chunks() const { return (channels + chunk - 1) / chunk; }
+  constexpr int stages() const { return chunks() > 1 ? 2 : 1; }
 
-  // Shared memory, in sums: [channel][plane of depth, height][depth][height][plane of width][column], and the weights
-  // [part][channel][tap of depth, height][tap of width, thread channel].
-  // Neighbours of a row go to the planes in turn, which begin on different banks.
+  // Shared memory of a stage, in sums: [channel][plane of depth, height][depth][height][plane of width][column], and
+  // the weights [part][channel][tap of depth, height][tap of width, thread channel]. Neighbours of a row go to the
+  // planes in turn, which begin on different banks.
   constexpr int segment() const {
     const int needed = (row_strips() * strip + axes[2].halo + vector() - 1) / vector() * vector();
     if (axes[2].planes == 1) return needed;
     const int banks = 128 / sum_bytes();
-    const int apart = (banks / axes[2].planes + vector() - 1) / vector() * vector();
-    int pitch = needed;
-    while (pitch % banks != (apart > 0 ? apart : vector()) % banks) pitch += vector();
+    const int apart = banks / axes[2].planes;
+    int pitch = needed;  // apart, give or take a quarter
+    while (pitch % banks < apart - banks / 4 || pitch % banks > apart + banks / 4 || pitch % banks == 0)
+      pitch += vector();
     return pitch;
   }
   constexpr int row() const { return axes[2].planes * segment(); }
@@ -77,7 +80,8 @@ struct DirectGradientConfig {
   constexpr int weight_channel() const { return outer_taps() * weight_row(); }
   constexpr int weight_part() const { return chunk * weight_channel(); }
   constexpr int input_count() const { return chunk * input_channel(); }
-  constexpr int shared_bytes() const { return (input_count() + channel_parts * weight_part()) * sum_bytes(); }
+  constexpr int stage() const { return input_count() + channel_parts * weight_part(); }
+  constexpr int shared_bytes() const { return stages() * stage() * sum_bytes(); }
 
   // Where the row that a tap of depth and height reads lies, from that of tap 0's cell in plane 0.
   constexpr int row_of(int depth_plane, int height_plane, int depth, int height) const {

@@ -3,16 +3,21 @@
 #pragma once
 
 #include "tile_load.cuh"
+#include "tile_load_gradient.cuh"
 
-template <bool kPacked>
+template <bool kPacked, bool kGradient>
 struct WeightLoader {
   using Type = PackedWeights;
 };
 template <>
-struct WeightLoader<false> {
+struct WeightLoader<false, false> {
   using Type = WeightsInPlace;
 };
-using Weights = WeightLoader<kShape.packed>::Type;
+template <>
+struct WeightLoader<false, true> {
+  using Type = GradientWeights;
+};
+using Weights = WeightLoader<kShape.packed, kShape.gradient>::Type;
 
 __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
   BlockCells cells;

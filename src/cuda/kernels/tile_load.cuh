@@ -248,7 +248,7 @@ struct WeightsInPlace {
       item /= kShape.slots[0];
       const int out_channel = item % kShape.block_channels;
       channel[i] = item / kShape.block_channels;
-      const int tap = kShape.gradient ? gradient_tap_of(PlaneGroup{}, back) : tap_of(rows, slot, back);
+      const int tap = tap_of(rows, slot, back);
       const long long position = channel[i] * params.weight_strides[0] +
                                  (rows.first_channel + out_channel) * params.weight_strides[1] +
                                  tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +

@@ -154,7 +154,15 @@ struct TileShape {
     return input_channels_last ? (cells_of_slab + 7) / 8 * 8 + 8 / slabs : cells_of_slab;
   }
   constexpr int input_stage_bytes() const { return slabs * slab_pitch() * 16; }
-  constexpr int weight_stage_bytes() const { return stage_backs * slabs * rows() * 16; }
+  // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
+  // cells begin on different banks.
+  constexpr bool pads_weights() const { return gradient && !packed; }
+  constexpr int weight_slab_pitch() const {
+    const int taps = all_backs() < 8 ? all_backs() : 8;
+    return rows() + (pads_weights() ? taps % 8 : 0);
+  }
+  constexpr int weight_back_pitch() const { return slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0); }
+  constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
   constexpr int input_stages() const { return block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
     const int most = packed ? 3 : 2;

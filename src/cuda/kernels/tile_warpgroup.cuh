@@ -40,7 +40,7 @@ struct TeamTile {
 
   // One instruction after the other, with nothing but an addition between: the tensor cores wait for whatever is more.
   __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int first_back, int backs) {
-    const unsigned a = descriptor(weight + first_row * 16, kShape.rows());
+    const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
     const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
     ptx::fence_warpgroup();
     if constexpr (kShape.stages_per_chunk() == 1 && kShape.all_backs() * kSteps <= 64) {
@@ -64,7 +64,8 @@ struct TeamTile {
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         if (!kShape.all_taps && (rows >> (first_row / 64 + tile) & 1) == 0) continue;
-        multiply(sum[tile], whole(a + (back * kShape.slabs + step * 2) * kShape.rows() + tile * 64),
+        multiply(sum[tile],
+                 whole(a + back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch() + tile * 64),
                  whole(b + cells + step * 2 * kShape.slab_pitch()));
       }
     }
