@@ -11,19 +11,29 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 }  // namespace
 
-std::int64_t tile_cells(const Axis& axis) {
+const Strides& tile_input_strides(const Problem& problem) {
+  return problem.direction == Direction::forward ? problem.input_strides : problem.output_strides;
+}
+
+const Strides& tile_output_strides(const Problem& problem) {
+  return problem.direction == Direction::forward ? problem.output_strides : problem.input_strides;
+}
+
+std::int64_t tile_cells(const Problem& problem, int a) {
+  const Axis& axis = problem.axes[static_cast<std::size_t>(a)];
+  if (problem.direction == Direction::grad_input) return axis.input;
   return (axis.output() - 1 + axis.pad_begin) / axis.stride - axis.pad_begin / axis.stride + 1;
 }
 
 long long tile_block_rows(const TileShape& shape, const Problem& problem) {
   long long blocks = problem.groups * ceil_div(shape.out_channels, shape.block_channels);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.stride[a], shape.span[a]);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.output_step(a), shape.span[a]);
   return blocks;
 }
 
 long long tile_block_cells(const TileShape& shape, const Problem& problem) {
   long long blocks = ceil_div(problem.batch, shape.tile[0]);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(tile_cells(problem.axes[a]), shape.tile[1 + a]);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(tile_cells(problem, a), shape.tile[1 + a]);
   return blocks;
 }
 
@@ -32,6 +42,7 @@ long long tile_blocks(const TileShape& shape, const Problem& problem) {
 }
 
 unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
+  if (shape.gradient) return (1U << ceil_div(shape.block_channels, shape.tile_rows())) - 1;
   const int back[3] = {back_index / (shape.backs[2] * shape.backs[1]), back_index / shape.backs[2] % shape.backs[1],
                        back_index % shape.backs[2]};
   unsigned tiles = 0;
@@ -52,7 +63,8 @@ unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
 }
 
 int loads_in_place(const TileShape& shape) {
-  const int cells = shape.slabs * shape.block_channels * shape.all_slots() * shape.all_backs();
+  const int cells = shape.gradient ? shape.stage_backs * shape.slabs * shape.rows()
+                                   : shape.slabs * shape.block_channels * shape.all_slots() * shape.all_backs();
   return shape.vector() * static_cast<int>(ceil_div(cells, shape.threads()));
 }
 
@@ -60,7 +72,8 @@ int tile_registers(const TileShape& shape) {
   const int accumulators = 4 * shape.row_tiles * shape.column_tiles;
   const int fragments =
       shape.warpgroup ? 0 : 5 * shape.column_tiles / 2 + 8 + (shape.math == TileMath::fp32x3 ? 24 : 0);
-  const int input_items = static_cast<int>(ceil_div(shape.slabs * shape.pixels(), shape.threads()));
+  const int input_items =
+      static_cast<int>(ceil_div(shape.slabs * shape.pixels() * shape.all_planes(), shape.threads()));
   // A cell on its way holds its values, its place and, while it is loaded, addresses. Two-byte elements of different
   // channels wait in a register each.
   const int per_item = shape.wide_input ? 6 : shape.element_bytes == 2 ? 17 : shape.warpgroup ? 9 : 6;
@@ -125,14 +138,21 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   // Rows that begin and end inside a sector move more than their bytes.
   const auto with_sectors = [&](int elements) { return 1 + 19.0 / (elements * shape.element_bytes); };
-  const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3));
+  double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3) * shape.planes[2]);
+  if (shape.gradient && !shape.input_channels_last) {  // residues that a patch leaves out move with the others
+    const double per_sector = 32.0 / shape.element_bytes;
+    input_sectors *= std::min<double>(shape.stride[2], per_sector) / std::min<double>(shape.planes[2], per_sector);
+  }
   // Where other blocks write the outputs in between, every sector is written in part, several times.
-  const double gaps = static_cast<double>(shape.stride[2]) / shape.span[2];
+  const double gaps = static_cast<double>(shape.output_step(2)) / shape.span[2];
   const double output_sectors =
       shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]) * std::min(gaps, 8.0);
   const double traffic =
       (input_bytes * input_sectors + weight_bytes + 2.55 * outputs * shape.element_bytes * output_sectors) / 59;
-  const double weight_instructions = !shape.packed ? 71 : shape.bulk_weights() ? 0 : 4;  // per cell
+  const double weight_instructions = shape.bulk_weights() ? 0
+                                     : shape.packed       ? 4
+                                     : shape.gradient     ? 22
+                                                          : 71;  // per cell
   const double loader =
       input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) + weight_bytes / 16 * weight_instructions;
   const double epilogue = outputs * 12.3 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;
@@ -142,7 +162,8 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
 
   // What a block takes alone, however empty the chip.
   const double stages = chunks * shape.stages_per_chunk();
-  const double items = std::ceil(static_cast<double>(shape.slabs) * shape.pixels() / shape.threads());
+  const double items =
+      std::ceil(static_cast<double>(shape.slabs) * shape.pixels() * shape.all_planes() / shape.threads());
   const double latency = 2800 + stages * 650 + chunks * items * 112 + outputs / shape.threads() * 4.7 + 0.46 * multiply;
   const int resident = std::max(shape.blocks_per_multiprocessor, 1);
   const double slots = static_cast<double>(device.multiprocessors) * resident;
@@ -163,7 +184,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / 1.54e12 : 0;
   const double seconds = std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
   // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
-  const bool whole_rows = shape.span[1] == shape.stride[1] && shape.span[2] == shape.stride[2];
+  const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   const double preference = whole_rows ? 0.98 : gaps > 1 ? 1.03 : 1.0;
   return seconds * preference * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }

@@ -8,8 +8,12 @@
 
 namespace tconv::cuda {
 
+// What the kernels read and write: the layer's input and output, or for a gradient the other way round.
+const Strides& tile_input_strides(const Problem& problem);
+const Strides& tile_output_strides(const Problem& problem);
+
 // Cells along an axis that hold outputs.
-std::int64_t tile_cells(const Axis& axis);
+std::int64_t tile_cells(const Problem& problem, int axis);
 
 // Blocks along the rows (phases and output channels) and along the cells of a problem.
 long long tile_block_rows(const TileShape& shape, const Problem& problem);

@@ -205,7 +205,7 @@ TEST(TilePlanner, DeclinesWithAReason) {
   changed.dtype = DType::f64;
   EXPECT_NE(why_no_tile(changed, h200()).find("float64"), std::string::npos);
   changed = problem;
-  changed.direction = Direction::grad_input;
+  changed.direction = Direction::grad_weight;
   EXPECT_NE(why_no_tile(changed, h200()).find("forward"), std::string::npos);
   changed = problem;
   changed.groups = 64;

@@ -4,20 +4,25 @@
 
 #include "tile_bulk.cuh"
 #include "tile_load.cuh"
+#include "tile_load_gradient.cuh"
 
-template <bool kPacked, bool kBulk>
+template <bool kPacked, bool kBulk, bool kGradient>
 struct WeightLoader {
   using Type = WeightsInPlace;
 };
 template <>
-struct WeightLoader<true, false> {
+struct WeightLoader<true, false, kShape.gradient> {
   using Type = PackedWeights;
 };
 template <>
-struct WeightLoader<true, true> {
+struct WeightLoader<true, true, kShape.gradient> {
   using Type = BulkWeights;
 };
-using Weights = WeightLoader<kShape.packed, kShape.bulk_weights()>::Type;
+template <>
+struct WeightLoader<false, false, true> {
+  using Type = GradientWeights;
+};
+using Weights = WeightLoader<kShape.packed, kShape.bulk_weights(), kShape.gradient>::Type;
 
 // What a block computes: a block row (rows and weights), a box of cells, and its rank among those that share the sum.
 struct BlockPlace {
@@ -103,11 +108,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     tile.begin_stage(input_stage(chunk), weight_stage(step), stage);
     weights.start(step, weight_stage);
     weights.store(step + 1, weight_stage);
-    if (stage == 0 && chunk + 1 < kChunks) {
-      input.store(input_stage(chunk + 1));
-      publish_stage();
-      if (chunk + 2 < kChunks) input.fetch(params, chunk + 2);
-    }
+    const bool begins_chunk = stage == 0 && chunk + 1 < kChunks;
+    if (begins_chunk) input.store(input_stage(chunk + 1));
+    if (begins_chunk || !kShape.packed) publish_stage();
+    if (begins_chunk && chunk + 2 < kChunks) input.fetch(params, chunk + 2);
     weights.fetch(params, step + 2);
     weights.wait(step + 1);
     tile.end_stage();

@@ -20,23 +20,32 @@ struct BlockCells {
   int first[4];  // sample, then the first cell (q) along depth, height, width
 };
 
-// The input patch of a block: cells with their halo, [slab][sample][depth][row][column][vector].
+// Along an axis of a patch, an index over what is read: its plane and its cell. Planes vary faster, as in memory.
+__device__ __forceinline__ int plane_of(int axis, int index) { return index % kShape.planes[axis]; }
+__device__ __forceinline__ int cell_of(int axis, int index) { return index / kShape.planes[axis]; }
+
+__device__ __forceinline__ constexpr int patch_length(int axis) { return kShape.patch(1 + axis) * kShape.planes[axis]; }
+
+// The input patch of a block: cells with their halo, [slab][plane][sample][depth][row][column][vector].
 struct InputLoader {
-  static constexpr int kItems = kShape.slabs * kShape.pixels();
+  static constexpr int kPixels = kShape.pixels() * kShape.all_planes();
+  static constexpr int kItems = kShape.slabs * kPixels;
+  static constexpr int kGroups = kShape.all_plane_groups();
   static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
 
-  int first_chunk;              // of this block
-  const Element* base;          // first channel of the group
-  unsigned offset[kPerThread];  // from there, in bytes
+  int first_chunk;                                // of this block
+  const Element* base;                            // first channel of the group
+  unsigned offset[kPerThread];                    // from there, in bytes
+  unsigned inside[kGroups > 1 ? kPerThread : 1];  // for which groups of planes the place exists, a bit each
   Element values[kShape.wide_input ? 1 : kPerThread][kVector];
   Cell wide[kShape.wide_input ? kPerThread : 1];
 
   // Neighbouring threads take neighbours in memory: pixels of a row, or channels of a pixel.
   static __device__ __forceinline__ int slab_of(int item) {
-    return kShape.input_channels_last ? item % kShape.slabs : item / kShape.pixels();
+    return kShape.input_channels_last ? item % kShape.slabs : item / kPixels;
   }
   static __device__ __forceinline__ int pixel_of(int item) {
-    return kShape.input_channels_last ? item / kShape.slabs : item % kShape.pixels();
+    return kShape.input_channels_last ? item / kShape.slabs : item % kPixels;
   }
 
   __device__ __forceinline__ InputLoader(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
@@ -44,43 +53,81 @@ struct InputLoader {
       : first_chunk(rank * kShape.block_chunks()) {
     base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
            static_cast<long long>(rows.group) * kShape.channels * params.input_strides[1];
+    // Of the first cell's first residue. It may lie outside the tensor, as may the patch.
+    int first[3];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      first[axis] = kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
+                                    : cells.first[1 + axis] - kShape.halo(axis);
+      if (kShape.gradient) base += first[axis] * params.input_strides[2 + axis];
+    }
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int item = threadIdx.x + i * kThreads;
       int pixel = pixel_of(item);
-      const int column = pixel % kShape.patch(3) + cells.first[3] - kShape.halo(2);
-      pixel /= kShape.patch(3);
-      const int row = pixel % kShape.patch(2) + cells.first[2] - kShape.halo(1);
-      pixel /= kShape.patch(2);
-      const int slice = pixel % kShape.patch(1) + cells.first[1] - kShape.halo(0);
-      const int sample = pixel / kShape.patch(1);
-      const bool inside = item < kItems && cells.first[0] + sample < params.batch &&
-                          static_cast<unsigned>(slice) < static_cast<unsigned>(params.input_size[0]) &&
-                          static_cast<unsigned>(row) < static_cast<unsigned>(params.input_size[1]) &&
-                          static_cast<unsigned>(column) < static_cast<unsigned>(params.input_size[2]);
-      const long long position = sample * params.input_strides[0] + slice * params.input_strides[2] +
-                                 row * params.input_strides[3] + column * params.input_strides[4] +
-                                 slab_of(item) * kVector * params.input_strides[1];
-      offset[i] = inside ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+      int local[3];
+#pragma unroll
+      for (int axis = 2; axis >= 0; --axis) {
+        const int index = pixel % patch_length(axis);
+        pixel /= patch_length(axis);
+        local[axis] = kShape.gradient ? cell_of(axis, index) * kShape.stride[axis] +
+                                            kShape.plane_residue(axis, plane_of(axis, index))
+                                      : index;
+      }
+      const int sample = pixel;
+      bool exists = item < kItems && cells.first[0] + sample < params.batch;
+      long long position = sample * params.input_strides[0] + slab_of(item) * kVector * params.input_strides[1];
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) {
+        if (kShape.plane_groups(axis) == 1) {
+          exists = exists &&
+                   static_cast<unsigned>(first[axis] + local[axis]) < static_cast<unsigned>(params.input_size[axis]);
+        }
+        position += (kShape.gradient ? local[axis] : first[axis] + local[axis]) * params.input_strides[2 + axis];
+      }
+      offset[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+      if constexpr (kGroups > 1) {
+        inside[i] = 0;
+#pragma unroll(kGroups <= 4 ? kGroups : 1)
+        for (int index = 0; index < kGroups; ++index) {
+          const PlaneGroup group = plane_group(index);
+          bool here = exists;
+#pragma unroll
+          for (int axis = 0; axis < 3; ++axis) {
+            if (kShape.plane_groups(axis) == 1) continue;
+            const int place = first[axis] + local[axis] + kShape.group_residue(axis, group.at[axis]);
+            here = here && static_cast<unsigned>(place) < static_cast<unsigned>(params.input_size[axis]);
+          }
+          if (here) inside[i] |= 1u << index;
+        }
+      }
     }
   }
 
   __device__ __forceinline__ void fetch(const TileParams& params, int block_chunk) {
-    const int chunk = first_chunk + block_chunk;
+    const int chunk = (first_chunk + block_chunk) / kGroups;
+    const int group_index = (first_chunk + block_chunk) % kGroups;
     const Element* origin = base + static_cast<long long>(chunk) * kShape.chunk_channels() * params.input_strides[1];
+    if (kGroups > 1) {
+      const PlaneGroup group = plane_group(group_index);
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis)
+        origin += static_cast<long long>(kShape.group_residue(axis, group.at[axis])) * params.input_strides[2 + axis];
+    }
     const int channels_left = kShape.channels - chunk * kShape.chunk_channels();
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int first = slab_of(threadIdx.x + i * kThreads) * kVector;
+      const bool here = kGroups > 1 ? (inside[kGroups > 1 ? i : 0] >> group_index & 1) != 0 : offset[i] != kOutside;
       if constexpr (kShape.wide_input) {
-        const bool exists = offset[i] != kOutside && (kWholeChunks || first < channels_left);
+        const bool exists = here && (kWholeChunks || first < channels_left);
         wide[i] = exists ? ptx::load_16(at(origin, offset[i])) : Cell{};
       } else {
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
           const Element* channel = origin + v * params.input_strides[1];
-          const bool exists = offset[i] != kOutside && (kWholeChunks || first + v < channels_left);
+          const bool exists = here && (kWholeChunks || first + v < channels_left);
           values[i][v] = exists ? __ldg(at(channel, offset[i])) : Element(0);
         }
       }
@@ -94,8 +141,27 @@ struct InputLoader {
       if (kItems % kThreads != 0 && item >= kItems) break;
       const Cell cell =
           kShape.wide_input ? rounded(wide[kShape.wide_input ? i : 0]) : make_cell(values[kShape.wide_input ? 0 : i]);
-      ptx::store_16(stage + (slab_of(item) * kShape.slab_pitch() + pixel_of(item)) * 16, cell);
+      ptx::store_16(stage + (slab_of(item) * kShape.slab_pitch() + place_of(pixel_of(item))) * 16, cell);
     }
+  }
+
+  // Where a pixel lies in its slab.
+  static __device__ __forceinline__ int place_of(int pixel) {
+    if (kShape.all_planes() == 1) return pixel;
+    int plane = 0;
+    int cell = 0;
+    int plane_scale = 1;
+    int cell_scale = 1;
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+      const int index = pixel % patch_length(axis);
+      pixel /= patch_length(axis);
+      plane += plane_of(axis, index) * plane_scale;
+      cell += cell_of(axis, index) * cell_scale;
+      plane_scale *= kShape.planes[axis];
+      cell_scale *= kShape.patch(1 + axis);
+    }
+    return plane * kShape.plane_pitch() + cell + pixel * cell_scale;
   }
 };
 
@@ -173,8 +239,7 @@ struct WeightsInPlace {
   __device__ __forceinline__ WeightsInPlace(const TileParams& params, const BlockRows& rows, int, int rank,
                                             unsigned char*)
       : first_chunk(rank * kShape.block_chunks()) {
-    base = static_cast<const Element*>(params.weight) +
-           static_cast<long long>(rows.group) * kShape.channels * params.weight_strides[0];
+    base = static_cast<const Element*>(params.weight) + rows.group * params.weight_group_stride;
     // All weights of a chunk lie within 32 bits of each other: the planner sees to that.
     const auto stride = [&](int dimension) { return static_cast<unsigned>(params.weight_strides[dimension]); };
 #pragma unroll

@@ -42,7 +42,7 @@ struct TeamTile {
   // are not too many, each stage is code of its own, with addresses and missing taps known to the compiler; a branch
   // around each product would make the warps meet before each.
   __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
-    const unsigned a = descriptor(weight + first_row * 16, kShape.rows());
+    const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
     const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
     constexpr int kStages = kShape.stages_per_chunk();
     if constexpr (kShape.all_backs() * kSteps * kRowTiles <= 256) {
@@ -80,7 +80,8 @@ struct TeamTile {
         // Teams of different rows run the same code; only with one of them is a tile's number known here.
         const int row_tile = kShape.row_teams == 1 ? tile : first_row / 64 + tile;
         if (!kShape.all_taps && (rows >> row_tile & 1) == 0) continue;
-        multiply(sum[tile], whole(a + (back * kShape.slabs + step * 2) * kShape.rows() + tile * 64),
+        multiply(sum[tile],
+                 whole(a + back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch() + tile * 64),
                  whole(b + cells + step * 2 * kShape.slab_pitch()));
       }
     }

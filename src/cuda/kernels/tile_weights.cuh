@@ -44,6 +44,35 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
   return found;
 }
 
+// Which of a gradient's groups of planes a chunk holds.
+struct PlaneGroup {
+  int at[3];
+};
+__device__ __forceinline__ PlaneGroup plane_group(int index) {
+  return {{index / (kShape.plane_groups(2) * kShape.plane_groups(1)),
+           index / kShape.plane_groups(2) % kShape.plane_groups(1), index % kShape.plane_groups(2)}};
+}
+
+// The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
+__device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
+  const int at[3] = {index / (kShape.axis_backs(2) * kShape.axis_backs(1)),
+                     index / kShape.axis_backs(2) % kShape.axis_backs(1), index % kShape.axis_backs(2)};
+  bool exists = true;
+  int found = 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    int tap = at[axis];
+    if (kShape.plane_groups(axis) > 1) {
+      const int residue = kShape.group_residue(axis, group.at[axis]) + at[axis] / kShape.backs[axis];
+      const int back = at[axis] % kShape.backs[axis];
+      exists = exists && kShape.has_tap(axis, residue, back);
+      tap = (residue + kShape.stride[axis] * back * kShape.back_step[axis]) / kShape.dilation[axis];
+    }
+    found = found * kShape.kernel[axis] + tap;
+  }
+  return exists ? found : -1;
+}
+
 // The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
   const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]),
