@@ -57,19 +57,37 @@ unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
   return tiles;
 }
 
+namespace {
+
+// Registers that a gradient's loaders need: a cell on its way holds its values, its place and, while it is loaded,
+// addresses. Two-byte elements of different channels wait in a register each.
+int gradient_loader_registers(const TileShape& shape) {
+  const int inputs = static_cast<int>(ceil_div(shape.slabs * shape.pixels() * shape.all_planes(), shape.threads()));
+  const int per_input = (shape.wide_input           ? 6
+                         : shape.element_bytes == 2 ? 18
+                         : shape.warpgroup          ? 9
+                                                    : 6) +
+                        (shape.all_planes() > 1 ? 2 : 0);
+  if (shape.packed) return inputs * per_input;
+  const int weights = static_cast<int>(ceil_div(shape.stage_backs * shape.slabs * shape.rows(), shape.threads()));
+  return inputs * per_input + (shape.element_bytes == 2 ? 72 + 20 * weights : 72 + 7 * weights);
+}
+
+}  // namespace
+
 int tile_registers(const TileShape& shape) {
   const int accumulators = 4 * shape.row_tiles * shape.column_tiles;
   const int fragments =
       shape.warpgroup ? 0 : 5 * shape.column_tiles / 2 + 8 + (shape.math == TileMath::fp32x3 ? 24 : 0);
-  const int input_items =
-      static_cast<int>(ceil_div(shape.slabs * shape.pixels() * shape.all_planes(), shape.threads()));
+  if (shape.gradient) {
+    const int rest = shape.warpgroup ? 28 : shape.element_bytes == 2 ? 80 : 60;
+    return accumulators + fragments + gradient_loader_registers(shape) + rest;
+  }
+  const int input_items = static_cast<int>(ceil_div(shape.slabs * shape.pixels(), shape.threads()));
   // Two-byte elements of different channels wait in a register each, and take more to be put together.
   const int per_item = shape.wide_input ? 5 : shape.element_bytes == 2 ? 16 : 5;
   int weights = 8;
-  if (!shape.packed && shape.gradient) {
-    const int items = static_cast<int>(ceil_div(shape.stage_backs * shape.slabs * shape.rows(), shape.threads()));
-    weights = 38 + items * (shape.element_bytes == 2 ? 12 : 7);
-  } else if (!shape.packed) {
+  if (!shape.packed) {
     const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
     weights = 28 + 4 * static_cast<int>(ceil_div(items, shape.threads()));
   }
@@ -136,7 +154,10 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
 
   const double sum = multiply + traffic + instructions;
   const double busy = 0.65 * std::max({multiply, traffic, instructions}) + 0.35 * sum;
-  const double latency = 2500 + stages * 650 + outputs / shape.threads() * 12 + 0.6 * multiply;
+  // A gradient's steps wait for memory: the next patch, and weights that are read in place, set out one step ahead.
+  const double step = !shape.gradient ? 650 : shape.packed ? 1000 : 1800;
+  const double latency = 2500 + stages * step + outputs / shape.threads() * 12 + 0.6 * multiply +
+                         (shape.gradient && shape.depth_blocks > 1 ? 8000 : 0);
   const int resident = std::max(shape.blocks_per_multiprocessor, 1);
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);

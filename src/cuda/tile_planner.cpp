@@ -148,6 +148,22 @@ double blocks_of_sample(const Problem& problem) {
          static_cast<double>(problem.groups);
 }
 
+// Blocks of a cluster that share a gradient's tile: as many as a sample needs to fill the chip, each with a long sum
+// left, since adding up costs as much as many products.
+int gradient_depth_blocks(const Problem& problem, const TileShape& shape) {
+  constexpr double kLeastDepth = 640;
+  double depth = shape.channels;
+  for (const int kernel : shape.kernel) depth *= kernel;
+  int blocks = 1;
+  for (const int share : {2, 4, 8}) {
+    const double most = share == 2 ? 200 : 132;
+    if (depth >= 2048 && depth / share >= kLeastDepth && shape.chunks() % share == 0 &&
+        blocks_of_sample(problem) * share <= most)
+      blocks = share;
+  }
+  return blocks;
+}
+
 // Everything that sets the order of the sums, from one sample alone: channels per chunk, and who shares a sum when the
 // sample alone could not fill the chip (the blocks of a cluster, or the warps of a block).
 void set_depth(const Problem& problem, TileShape& shape) {
@@ -165,6 +181,10 @@ void set_depth(const Problem& problem, TileShape& shape) {
   shape.depth_blocks = 1;
   if (!shape.warpgroup) {
     if (small && products * shape.slabs / 2 >= 4) shape.depth_teams = 4;
+    return;
+  }
+  if (shape.gradient) {
+    shape.depth_blocks = gradient_depth_blocks(problem, shape);
     return;
   }
   // A cluster costs a few microseconds: each block must keep a long enough sum.
@@ -283,7 +303,8 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
     shape.stage_backs = std::clamp(most_weight_bytes / per_back, 1, shape.all_backs());
     shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), shape.stage_backs)));
   } else if (shape.gradient) {
-    const int most = 8 * shape.threads() / (shape.slabs * shape.rows());
+    const int cells = shape.element_bytes == 2 ? 4 : 8;  // of a thread, on their way
+    const int most = cells * shape.threads() / (shape.slabs * shape.rows());
     shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), std::max(most, 1))));
     if (!reads_in_place(shape, problem)) return false;
   } else {
@@ -311,7 +332,8 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
   if (device.arch < 80) return "needs sm_80 or later";
   const std::int64_t summed =
       problem.direction == Direction::forward ? problem.in_channels_per_group() : problem.out_channels_per_group();
-  if (summed < 8 || (problem.groups > 1 && summed < 16)) {
+  const std::int64_t least = problem.groups > 1 && problem.direction == Direction::forward ? 16 : 8;
+  if (summed < least) {
     return "few input channels in a group (" + std::to_string(summed) + "): CUDA cores do that at the memory's speed";
   }
   if (problem.in_channels_per_group() > kIntMax / 2 || problem.out_channels_per_group() > kIntMax / 2) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/direct.h"
+#include "cuda/direct_gradient_depthwise.h"
 #include "cuda/direct_gradient_plan.h"
 #include "emulated_case.h"
 #include "kernel_emulator.h"
@@ -23,7 +24,14 @@ struct EmulatedDirectGradient : testing::Test {
     SCOPED_TRACE(to_string(problem));
     const test::EmulatedCase data(problem, random);
     EXPECT_EQ(data.fails(propose_direct(problem, test::gpu(90))), "");
+    if (!why_no_depthwise_gradient(problem).empty()) return;
+    ++depthwise;
+    EXPECT_EQ(data.fails(propose_direct(problem, test::gpu(90)), 1), "");  // at an odd address
+    const DirectGradientPlan plan = plan_direct_gradient(problem, test::gpu(90));
+    EXPECT_EQ(data.fails(propose_direct_gradient(plan, test::gpu(90))), "");
   }
+
+  int depthwise = 0;
 };
 
 TEST_F(EmulatedDirectGradient, Layers) {
@@ -34,6 +42,20 @@ TEST_F(EmulatedDirectGradient, Layers) {
   check(make(1, 56, 1, 1, {axis(10, 9, 3, 4), axis(7, 9, 2, 4)}));
   check(make(1, 20, 3, 1, {axis(10, 4, 2, 1), axis(7, 4, 2, 1)}));
   check(make(1, 3, 40, 1, {axis(30, 16, 8, 4)}));
+}
+
+TEST_F(EmulatedDirectGradient, Depthwise) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    for (Problem problem :
+         {make(2, 3, 3, 3, {axis(34, 12, 2, 0)}), make(2, 5, 5, 5, {axis(9, 4, 2, 1), axis(18, 4, 2, 1)}),
+          make(1, 300, 300, 300, {axis(16, 4, 2, 1), axis(16, 4, 2, 1)}),
+          make(1, 2, 2, 2, {axis(9, 8, 4, 2), axis(7, 8, 4, 2)}),
+          make(1, 3, 3, 3, {axis(9, 3, 5, 1, 2), axis(7, 3, 1, 1, 0, 2)})}) {
+      problem.dtype = dtype;
+      check(problem);
+    }
+  }
+  EXPECT_EQ(depthwise, 15);
 }
 
 TEST_F(EmulatedDirectGradient, RandomProblems) {
