@@ -73,7 +73,8 @@ struct Plan {
 };
 
 // Validates the problem and returns its plan: from the plan cache, or from the planner. `force` names the only family
-// that may be chosen (Error if it declines); empty means the value of TCONV_FORCE, and with that unset the best one.
+// that may be chosen (Error if it declines), or with "family#2" the third of its cuts; empty means the value of
+// TCONV_FORCE, and with that unset the best one.
 std::shared_ptr<const Plan> plan(const Problem& problem, const Device& device = {}, std::string_view force = {});
 
 // Names of the families of a backend, in the order in which they are asked.

@@ -11,7 +11,7 @@ namespace tconv::cuda {
 
 std::span<const Family> families() {
   static constexpr std::array<Family, 3> kFamilies{{
-      {"tile", propose_tile, /*exclusive=*/true},
+      {"tile", propose_tile, /*exclusive=*/true, propose_tile_cut},
       {"direct", propose_direct, /*exclusive=*/true},
       {"general", propose_general},
   }};

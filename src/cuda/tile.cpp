@@ -145,6 +145,9 @@ class TileKernel final : public Kernel {
                     device.arch);
     }
     params_ = params_of(problem);
+    // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
+    // of blocks only.
+    overlaps_pack_ = shape_.packed && blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors;
     pack_grid_ = {
         .grid_x = static_cast<unsigned>(shape_.channel_chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
         .grid_y = static_cast<unsigned>(params_.channel_blocks),
@@ -172,8 +175,9 @@ class TileKernel final : public Kernel {
     }
     void* arguments[] = {&params};
     kernel_.launch(device_,
-                   {.grid_x = static_cast<unsigned>(blocks_ * shape_.depth_blocks),
-                    .block = static_cast<unsigned>(shape_.threads())},
+                   {.grid_x = static_cast<unsigned>(blocks_),
+                    .block = static_cast<unsigned>(shape_.threads()),
+                    .overlaps_previous = overlaps_pack_},
                    arguments, execution.stream);
   }
 
@@ -207,9 +211,9 @@ class TileKernel final : public Kernel {
             std::to_string(s.column_teams) + "x" + std::to_string(s.depth_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(8 * s.column_tiles);
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
-    text += ", " + std::to_string(blocks_ * s.depth_blocks) + " blocks (" +
-            std::to_string(s.blocks_per_multiprocessor) + " per multiprocessor), " +
-            std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " + (s.packed ? "packed" : "in place");
+    text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
+            " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
+            (s.packed ? "packed" : "in place");
     return text;
   }
 
@@ -242,6 +246,7 @@ class TileKernel final : public Kernel {
   TileShape shape_;
   int device_;
   long long blocks_;
+  bool overlaps_pack_ = false;
   JitKernel kernel_;
   std::optional<JitKernel> pack_;
   LaunchShape pack_grid_;
@@ -252,12 +257,18 @@ class TileKernel final : public Kernel {
 }  // namespace
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
+  return propose_tile_cut(problem, device, 0);
+}
+
+Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device, int index) {
   if (std::string reason = why_no_tile(problem, device); !reason.empty()) return Proposal::decline(std::move(reason));
   if (element_count(problem.output_sizes()) == 0 || element_count(problem.input_sizes()) == 0)
     return Proposal::decline("nothing to compute");
   const std::vector<TileCandidate> candidates = tile_candidates(problem, device);
   if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
-  return propose_tile(problem, device, candidates.front());
+  const auto count = static_cast<int>(candidates.size());
+  if (index >= count) return Proposal::decline("has " + std::to_string(count) + " cuts for this problem");
+  return propose_tile(problem, device, candidates[static_cast<std::size_t>(index)]);
 }
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "cuda/tile.h"
 #include "cuda/tile_cost.h"
@@ -187,10 +188,13 @@ void set_depth(const Problem& problem, TileShape& shape) {
     shape.depth_blocks = gradient_depth_blocks(problem, shape);
     return;
   }
-  // A cluster costs a few microseconds: each block must keep a long enough sum.
-  const double depth = static_cast<double>(shape.chunks()) * products;
+  // A cluster costs a few microseconds: each block must keep a long enough sum. A sample of very few blocks comes in
+  // batches (a GAN's first layers): splitting it to fill the chip alone would only make those slower.
+  const double steps = std::ceil(static_cast<double>(shape.channels) / (2 * shape.vector())) * products;
   for (const int share : {2, 4}) {
-    if (blocks * share <= 160 && shape.chunks() % share == 0 && depth / share >= 32 * share) shape.depth_blocks = share;
+    const bool fills = blocks * share <= 160 && steps / share >= 64;
+    const bool has_long_sums = blocks * share <= 400 && steps / share >= 128;
+    if (blocks >= 8 * share && shape.chunks() % share == 0 && (fills || has_long_sums)) shape.depth_blocks = share;
   }
 }
 
@@ -261,7 +265,7 @@ bool offsets_fit(const TileShape& shape, const Problem& problem) {
   }
   return span(tile_input_strides(problem), patch) * shape.element_bytes < static_cast<double>(kIntMax) &&
          (!shape.output_channels_last || span(tile_output_strides(problem), outputs) < static_cast<double>(kIntMax)) &&
-         (shape.packed || span(problem.weight_strides, taps) < static_cast<double>(kIntMax));
+         (shape.packed || span(problem.weight_strides, taps) * shape.element_bytes < static_cast<double>(kIntMax));
 }
 
 // Whether a packed copy of the weights may be made: a grid of the pack kernel has limits, and blocks of a few phases
@@ -277,10 +281,9 @@ bool may_pack(const TileShape& shape, const Problem& problem) {
 // Whether a gradient's weights can be read where they lie: from one stage or group of planes to the next, all taps must
 // move by the same distance.
 bool reads_in_place(const TileShape& shape, const Problem& problem) {
-  if (static_cast<double>(shape.rows()) * static_cast<double>(problem.weight_strides[0]) +
-          static_cast<double>(shape.chunk_channels()) * static_cast<double>(problem.weight_strides[1]) >
-      static_cast<double>(kIntMax) / 2)
-    return false;
+  const double reach = static_cast<double>(shape.rows()) * static_cast<double>(problem.weight_strides[0]) +
+                       static_cast<double>(shape.chunk_channels()) * static_cast<double>(problem.weight_strides[1]);
+  if (reach * shape.element_bytes > static_cast<double>(kIntMax) / 2) return false;
   if (shape.stages_per_chunk() > 1) {
     const Strides& strides = problem.weight_strides;
     return shape.all_plane_groups() == 1 && strides[3] == strides[4] * problem.axes[2].kernel &&
@@ -309,8 +312,7 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
     if (!reads_in_place(shape, problem)) return false;
   } else {
     shape.stage_backs = shape.all_backs();
-    const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
-    if (items > 24 * shape.threads()) return false;
+    if (loads_in_place(shape) > 40) return false;
   }
   shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
   const int registers = tile_registers(shape);
@@ -370,6 +372,9 @@ std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
   for (const int width : {4, 8, 16, 32}) {
     if (width < base.stride[2]) spans.push_back({1, 1, width});
   }
+  // Phases with different numbers of taps share a row tile at the price of products by zero; alone, each has its own.
+  const bool uneven = base.kernel[2] % base.stride[2] != 0 && base.out_channels >= 64;
+  if (uneven && base.stride[2] <= 4) spans.push_back({1, 1, 1});
   std::sort(spans.begin(), spans.end());
   spans.erase(std::unique(spans.begin(), spans.end()), spans.end());
   return spans;
@@ -402,9 +407,11 @@ std::vector<TeamChoice> team_choices(const TileShape& shape, int used_rows) {
     if (rows * row_teams - used_rows >= shape.tile_rows() * row_teams) continue;
     if (shape.warpgroup) {
       if (row_tiles > 2 || row_teams > 2) continue;
-      for (const int column_tiles : {4, 8, 16, 24, 32}) {
-        if (row_tiles * column_tiles <= 32 && row_teams * shape.depth_teams <= 4)
-          choices.push_back({row_tiles, column_tiles, row_teams, 1});
+      for (const int column_tiles : {4, 8, 16, 20, 24, 32}) {
+        for (const int column_teams : {1, 2}) {
+          if (row_tiles * column_tiles <= 40 && row_teams * column_teams * shape.depth_teams <= 4)
+            choices.push_back({row_tiles, column_tiles, row_teams, column_teams});
+        }
       }
       continue;
     }
@@ -446,6 +453,7 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
       const std::int64_t used_rows = static_cast<std::int64_t>(shape.all_slots()) * channels;
       if (used_rows > 128 || (used_rows < shape.tile_rows() && channels < base.out_channels)) continue;
       shape.block_channels = channels;
+      std::set<std::tuple<int, int, int, CellTile>> seen;  // arrangements of teams may lead to the same cut
       for (const TeamChoice& teams : team_choices(shape, static_cast<int>(used_rows))) {
         shape.row_tiles = teams.row_tiles;
         shape.column_tiles = teams.column_tiles;
@@ -456,20 +464,18 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
         if (is_new) found->second = cell_tiles(problem, shape, columns);
         for (const CellTile& cells : found->second) {
           std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
-          if (base.warpgroup) {
-            shape.column_tiles = static_cast<int>(ceil_div(shape.needed_columns(), 8));
-            if (teams.column_tiles > 4 && 2 * shape.column_tiles < teams.column_tiles)
-              continue;  // a smaller choice covers this
-          }
+          if (base.warpgroup)
+            shape.column_tiles = static_cast<int>(ceil_div(shape.needed_columns(), 8 * shape.column_teams));
+          if (!seen.emplace(teams.row_tiles, teams.column_teams, shape.column_tiles, cells).second) continue;
           for (const bool packed : {false, true}) {
             shape.packed = packed;
             if (!offsets_fit(shape, problem) || !complete(shape, problem, device)) continue;
             if (packed && !may_pack(shape, problem)) continue;
             TileCandidate candidate;
             candidate.shape = shape;
-            candidate.blocks = tile_block_rows(shape, problem) * tile_block_cells(shape, problem);
+            candidate.blocks = tile_blocks(shape, problem);
             if (candidate.blocks > kIntMax / 8) continue;
-            candidate.expected_seconds = tile_seconds(shape, problem, device, candidate.blocks);
+            candidate.expected_seconds = tile_seconds(shape, problem, device);
             candidates.push_back(candidate);
           }
         }

@@ -79,7 +79,8 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
         ASSERT_LE(shape.all_slots() * shape.block_channels, shape.rows());
         ASSERT_EQ(shape.block_channels % shape.pass_channels(), 0);
         ASSERT_EQ(shape.chunks() % shape.depth_blocks, 0);
-        ASSERT_EQ(candidate.blocks, tile_block_rows(shape, problem) * tile_block_cells(shape, problem));
+        ASSERT_EQ(candidate.blocks, tile_blocks(shape, problem));
+        ASSERT_EQ(candidate.blocks % shape.depth_blocks, 0);
         if (shape.warpgroup) {
           ASSERT_EQ(device.arch, 90);
           ASSERT_LE(8 * shape.column_tiles, 256);

@@ -47,6 +47,7 @@ struct alignas(16) Cell {
   unsigned word[4];
 };
 
+inline int __popcll(unsigned long long bits) { return std::popcount(bits); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 template <typename T>
@@ -149,8 +150,6 @@ inline Cell load_16(const void* global) {
   return cell;
 }
 inline void store_16(unsigned shared, const Cell& cell) { std::memcpy(emulation::place(shared, 16), &cell, 16); }
-inline void store_4(unsigned shared, unsigned bits) { std::memcpy(emulation::place(shared, 4), &bits, 4); }
-inline void store_2(unsigned shared, unsigned short bits) { std::memcpy(emulation::place(shared, 2), &bits, 2); }
 
 inline float load_from_block(unsigned address, int rank) {
   float value;
@@ -158,6 +157,27 @@ inline float load_from_block(unsigned address, int rank) {
   return value;
 }
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
+
+// Barriers of copies: what was announced must have come, and comes at once.
+inline void init_barrier(unsigned barrier, int) { std::memset(emulation::place(barrier, 8), 0, 8); }
+inline void publish_barriers() {}
+inline void announce(unsigned barrier, int bytes) {
+  const int open = emulation::read<int>(barrier) + bytes;
+  std::memcpy(emulation::place(barrier, 4), &open, 4);
+}
+inline void expect_bytes(unsigned barrier, int bytes) { announce(barrier, bytes); }
+inline void wait_barrier(unsigned barrier, int) {
+  if (emulation::read<int>(barrier) != 0) throw std::runtime_error("a barrier waits for bytes that nobody copies");
+}
+inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {
+  if (bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(global) % 16 != 0)
+    throw std::runtime_error("a bulk copy is not aligned");
+  for (int i = 0; i < bytes; i += 16)
+    std::memcpy(emulation::place(shared + static_cast<unsigned>(i), 16), static_cast<const char*>(global) + i, 16);
+  announce(barrier, -bytes);
+}
+inline void wait_for_previous_kernel() {}
+inline void let_next_kernel_start() {}
 
 inline void fence_for_async_proxy() {}
 inline void fence_warpgroup() {}

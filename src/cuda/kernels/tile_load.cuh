@@ -8,6 +8,13 @@
 constexpr int kThreads = kShape.threads();
 constexpr int kVector = kShape.vector();
 
+constexpr unsigned kOutside = ~0u;  // an offset of nothing
+
+// One pointer for all threads and a 32-bit offset of their own are an addressing mode of the load.
+__device__ __forceinline__ const Element* at(const Element* pointer, unsigned bytes) {
+  return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
+}
+
 // Which cells of the problem a block computes.
 struct BlockCells {
   int first[4];  // sample, then the first cell (q) along depth, height, width
@@ -25,8 +32,6 @@ struct InputLoader {
   static constexpr int kItems = kShape.slabs * kPixels;
   static constexpr int kGroups = kShape.all_plane_groups();
   static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
-
-  static constexpr unsigned kOutside = ~0u;
 
   int first_chunk;                                // of this block
   const Element* base;                            // first channel of the group
@@ -121,17 +126,12 @@ struct InputLoader {
       } else {
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
-          // One pointer for all threads and a 32-bit offset of their own: an addressing mode of the load.
           const Element* channel = origin + v * params.input_strides[1];
           const bool exists = here && (kWholeChunks || first + v < channels_left);
           values[i][v] = exists ? __ldg(at(channel, offset[i])) : Element(0);
         }
       }
     }
-  }
-
-  static __device__ __forceinline__ const Element* at(const Element* pointer, unsigned bytes) {
-    return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
   }
 
   __device__ __forceinline__ void store(unsigned stage) const {
@@ -174,12 +174,14 @@ struct PackedWeights {
 
   const Cell* base;
 
-  __device__ __forceinline__ PackedWeights(const TileParams& params, const BlockRows&, int block_row, int rank)
+  __device__ __forceinline__ PackedWeights(const TileParams& params, const BlockRows&, int block_row, int rank,
+                                           unsigned char*)
       : base(static_cast<const Cell*>(params.weight) + block_row * (kShape.packed_bytes() / 16) +
              rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kCellsPerBack) {}
 
   template <typename Stage>
-  __device__ __forceinline__ void begin(const TileParams&, Stage&& stage) const {
+  __device__ __forceinline__ void begin(Stage&& stage) const {
+    ptx::wait_for_previous_kernel();
 #pragma unroll
     for (int step = 0; step < (kAhead > 0 ? kAhead : 1); ++step) copy(step, stage(step));
   }
@@ -190,11 +192,12 @@ struct PackedWeights {
     if (kAhead > 0) copy(step + kAhead, stage(step + kAhead));
   }
 
-  // The weights of `step` have arrived.
+  __device__ __forceinline__ void fetch(const TileParams&, int) const {}
   template <typename Stage>
-  __device__ __forceinline__ void finish(const TileParams&, int, Stage&&) const {
-    ptx::wait_for_copies<(kAhead > 0 ? kAhead - 1 : 0)>();
-  }
+  __device__ __forceinline__ void store(int, Stage&&) const {}
+
+  // Until the weights of `step` have arrived.
+  __device__ __forceinline__ void wait(int) const { ptx::wait_for_copies<(kAhead > 0 ? kAhead - 1 : 0)>(); }
 
  private:
   // Always a whole stage, so that the loop has no variables: past the last distance of a chunk it brings what follows.
@@ -216,27 +219,35 @@ struct PackedWeights {
   }
 };
 
-// Weights read from the tensor by each block itself: one launch, for problems too small to pay for two. All products of
-// a chunk are one stage here, so that a thread's elements keep their places from chunk to chunk.
+// Weights read from the tensor by each block itself: one launch, for problems whose blocks each have weights of their
+// own or that are too small to pay for two. All products of a chunk are one stage here, so that a thread's cells keep
+// their places from chunk to chunk.
 struct WeightsInPlace {
-  static constexpr int kItems =
-      kShape.chunk_channels() * kShape.block_channels * kShape.all_slots() * kShape.all_backs();
+  static constexpr int kSlabCells = kShape.block_channels * kShape.all_slots() * kShape.all_backs();
+  static constexpr int kItems = kShape.slabs * kSlabCells;
   static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
+  // Neighbouring threads take neighbouring output channels first, whose cells lie side by side in shared memory, and
+  // then taps, which lie side by side in a contiguous weight.
+  static constexpr int kAcross = kShape.block_channels % 8 == 0 ? 8 : kShape.block_channels;
 
   int first_chunk;
   const Element* base;
-  int offset[kPerThread];      // from the chunk's first channel, -1: no such tap
-  int channel[kPerThread];     // within the chunk
-  unsigned place[kPerThread];  // bytes from the start of the stage
-  Element values[kPerThread];
+  unsigned offset[kPerThread];  // from the chunk's first channel, in bytes
+  unsigned place[kPerThread];   // bytes from the start of the stage
+  Element values[kPerThread][kVector];
 
-  __device__ __forceinline__ WeightsInPlace(const TileParams& params, const BlockRows& rows, int, int rank)
+  __device__ __forceinline__ WeightsInPlace(const TileParams& params, const BlockRows& rows, int, int rank,
+                                            unsigned char*)
       : first_chunk(rank * kShape.block_chunks()) {
     base = static_cast<const Element*>(params.weight) + rows.group * params.weight_group_stride;
+    // All weights of a chunk lie within 32 bits of each other: the planner sees to that.
+    const auto stride = [&](int dimension) { return static_cast<unsigned>(params.weight_strides[dimension]); };
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      // Fastest first: what lies next to each other in a contiguous weight.
       int item = threadIdx.x + i * kThreads;
+      const int slab = item / kSlabCells;
+      int out_channel = item % kAcross;
+      item /= kAcross;
       int slot[3];
       slot[2] = item % kShape.slots[2];
       item /= kShape.slots[2];
@@ -246,54 +257,53 @@ struct WeightsInPlace {
       item /= kShape.slots[1];
       slot[0] = item % kShape.slots[0];
       item /= kShape.slots[0];
-      const int out_channel = item % kShape.block_channels;
-      channel[i] = item / kShape.block_channels;
+      out_channel += item % (kShape.block_channels / kAcross) * kAcross;
       const int tap = tap_of(rows, slot, back);
-      const long long position = channel[i] * params.weight_strides[0] +
-                                 (rows.first_channel + out_channel) * params.weight_strides[1] +
-                                 tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
-                                 tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
-                                 tap % kShape.kernel[2] * params.weight_strides[4];
-      offset[i] = tap < 0 || rows.first_channel + out_channel >= kShape.out_channels ? -1 : static_cast<int>(position);
+      const unsigned position = slab * kVector * stride(0) + (rows.first_channel + out_channel) * stride(1) +
+                                tap / (kShape.kernel[2] * kShape.kernel[1]) * stride(2) +
+                                tap / kShape.kernel[2] % kShape.kernel[1] * stride(3) +
+                                tap % kShape.kernel[2] * stride(4);
+      offset[i] = tap < 0 || slab >= kShape.slabs || rows.first_channel + out_channel >= kShape.out_channels
+                      ? kOutside
+                      : position * kShape.element_bytes;
       const int row =
           ((slot[0] * kShape.slots[1] + slot[1]) * kShape.slots[2] + slot[2]) * kShape.block_channels + out_channel;
-      place[i] = ((back * kShape.slabs + channel[i] / kVector) * kShape.rows() + row) * 16 +
-                 channel[i] % kVector * kShape.element_bytes;
+      place[i] = ((back * kShape.slabs + slab) * kShape.rows() + row) * 16;
     }
   }
 
   template <typename Stage>
-  __device__ __forceinline__ void begin(const TileParams& params, Stage&&) {
-    fetch(params, 0);
-  }
+  __device__ __forceinline__ void begin(Stage&&) const {}
   template <typename Stage>
-  __device__ __forceinline__ void start(int, Stage&&) {}
+  __device__ __forceinline__ void start(int, Stage&&) const {}
+  __device__ __forceinline__ void wait(int) const {}
 
-  // Stores the weights of `step`, which were loaded a step ago, and loads the next ones.
-  template <typename Stage>
-  __device__ __forceinline__ void finish(const TileParams& params, int step, Stage&& stage) {
-    if (step < kShape.block_chunks()) store(stage(step));
-    if (step + 1 < kShape.block_chunks()) fetch(params, step + 1);
-  }
-
- private:
-  __device__ __forceinline__ void fetch(const TileParams& params, int block_chunk) {
-    const int first = (first_chunk + block_chunk) * kShape.chunk_channels();
+  // A step is a chunk here.
+  __device__ __forceinline__ void fetch(const TileParams& params, int step) {
+    if (step >= kShape.block_chunks()) return;
+    const int first = (first_chunk + step) * kShape.chunk_channels();
     const Element* origin = base + static_cast<long long>(first) * params.weight_strides[0];
     constexpr bool kWhole = kShape.channels % kShape.chunk_channels() == 0;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const bool exists =
-          offset[i] >= 0 && channel[i] < kShape.chunk_channels() && (kWhole || first + channel[i] < kShape.channels);
-      values[i] = exists ? __ldg(origin + offset[i]) : Element(0);
+      const int channel = first + (threadIdx.x + i * kThreads) / kSlabCells * kVector;
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        const Element* row = origin + v * params.weight_strides[0];
+        const bool exists = offset[i] != kOutside && (kWhole || channel + v < kShape.channels);
+        values[i][v] = exists ? __ldg(at(row, offset[i])) : Element(0);
+      }
     }
   }
 
-  __device__ __forceinline__ void store(unsigned stage) const {
+  template <typename Stage>
+  __device__ __forceinline__ void store(int step, Stage&& stage) const {
+    if (step >= kShape.block_chunks()) return;
+    const unsigned shared = stage(step);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       if (kItems % kThreads != 0 && static_cast<int>(threadIdx.x) + i * kThreads >= kItems) break;
-      store_element(stage + place[i], values[i]);
+      ptx::store_16(shared + place[i], make_cell(values[i]));
     }
   }
 };

@@ -20,7 +20,8 @@ struct GradientWeights {
   static __device__ __forceinline__ int slab_of(int item) { return item / kShape.stage_backs % kShape.slabs; }
   static __device__ __forceinline__ int row_of(int item) { return item / (kShape.stage_backs * kShape.slabs); }
 
-  __device__ __forceinline__ GradientWeights(const TileParams& params, const BlockRows& rows, int, int rank)
+  __device__ __forceinline__ GradientWeights(const TileParams& params, const BlockRows& rows, int, int rank,
+                                             unsigned char*)
       : first_chunk(rank * kShape.block_chunks()) {
     base = static_cast<const Element*>(params.weight) + rows.group * params.weight_group_stride +
            rows.first_channel * params.weight_strides[1];
@@ -32,34 +33,20 @@ struct GradientWeights {
           item < kItems && row < kShape.block_channels && rows.first_channel + row < kShape.out_channels;
       const long long position = row * params.weight_strides[1] + slab_of(item) * kVector * params.weight_strides[0] +
                                  tap_position(params, gradient_tap_of(PlaneGroup{}, back_of(item)));
-      offset[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : InputLoader::kOutside;
+      offset[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
     }
   }
 
   template <typename Stage>
-  __device__ __forceinline__ void begin(const TileParams& params, Stage&&) {
-    fetch(params, 0);
-  }
+  __device__ __forceinline__ void begin(Stage&&) const {}
   template <typename Stage>
-  __device__ __forceinline__ void start(int, Stage&&) {}
-
-  // Stores the weights of `step`, which were loaded a step ago, and loads the next ones.
-  template <typename Stage>
-  __device__ __forceinline__ void finish(const TileParams& params, int step, Stage&& stage) {
-    if (step < kSteps) store(stage(step));
-    if (step + 1 < kSteps) fetch(params, step + 1);
-  }
-
- private:
-  static __device__ __forceinline__ long long tap_position(const TileParams& params, int tap) {
-    return tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
-           tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
-           tap % kShape.kernel[2] * params.weight_strides[4];
-  }
+  __device__ __forceinline__ void start(int, Stage&&) const {}
+  __device__ __forceinline__ void wait(int) const {}
 
   // The taps of another group of planes lie a constant distance further, and so do those of another stage: the planner
   // reads in place only what is so.
   __device__ __forceinline__ void fetch(const TileParams& params, int step) {
+    if (step >= kSteps) return;
     constexpr int kStages = kShape.stages_per_chunk();
     constexpr int kGroups = kShape.all_plane_groups();
     const int chunk = first_chunk + step / kStages;
@@ -81,22 +68,32 @@ struct GradientWeights {
       const bool tap = kWhole || first_back + back_of(item) < kShape.all_backs();
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
-        const bool exists = offset[i] != InputLoader::kOutside && tap &&
-                            (kWhole || first + slab_of(item) * kVector + v < kShape.channels);
+        const bool exists =
+            offset[i] != kOutside && tap && (kWhole || first + slab_of(item) * kVector + v < kShape.channels);
         const Element* const channel = origin + v * params.weight_strides[0];
-        values[i][v] = exists ? __ldg(InputLoader::at(channel, offset[i])) : Element(0);
+        values[i][v] = exists ? __ldg(at(channel, offset[i])) : Element(0);
       }
     }
   }
 
-  __device__ __forceinline__ void store(unsigned stage) const {
+  template <typename Stage>
+  __device__ __forceinline__ void store(int step, Stage&& stage) const {
+    if (step >= kSteps) return;
+    const unsigned shared = stage(step);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int item = threadIdx.x + i * kThreads;
       if (kItems % kThreads != 0 && item >= kItems) break;
       const int place =
           back_of(item) * kShape.weight_back_pitch() + slab_of(item) * kShape.weight_slab_pitch() + row_of(item);
-      ptx::store_16(stage + place * 16, make_cell(values[i]));
+      ptx::store_16(shared + place * 16, make_cell(values[i]));
     }
+  }
+
+ private:
+  static __device__ __forceinline__ long long tap_position(const TileParams& params, int tap) {
+    return tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
+           tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
+           tap % kShape.kernel[2] * params.weight_strides[4];
   }
 };

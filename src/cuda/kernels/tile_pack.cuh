@@ -16,6 +16,7 @@ constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
 extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
     tconv_tile_pack(const __grid_constant__ TileParams params, Cell* packed) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
+  ptx::let_next_kernel_start();
   Element* staged = reinterpret_cast<Element*>(shared_memory);  // [input channel][output channel][tap]
   constexpr int kPlane = pack_plane(kShape);
   const int first_slab = blockIdx.x * kSlabs;  // of the group's channels, chunks included

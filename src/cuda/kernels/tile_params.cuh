@@ -187,15 +187,21 @@ struct TileShape {
   constexpr int pass_channels() const {
     int pass = block_channels;
     const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
-    while (pass > 16 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
+    while (pass > 4 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
     return pass;
   }
-  constexpr int shared_bytes() const {
-    const int staged = staged_bytes(pass_channels()) + table_bytes();
+  // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
+  // memory.
+  constexpr bool bulk_weights() const { return warpgroup && packed; }
+  constexpr int barrier_offset() const {
+    const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
-  // Stages are copied whole; where they don't divide the distances evenly, the last copy reads this far past the end.
-  constexpr int packed_tail_bytes() const { return all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes(); }
+  constexpr int shared_bytes() const { return barrier_offset() + (bulk_weights() ? 8 * weight_stages() : 0); }
+  // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
+  constexpr int packed_tail_bytes() const {
+    return bulk_weights() || all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes();
+  }
   // Packed weights of one block row: all its stages, one after the other.
   constexpr long long packed_bytes() const { return 16LL * chunks() * all_backs() * slabs * rows(); }
 };

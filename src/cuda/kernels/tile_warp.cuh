@@ -64,9 +64,12 @@ struct TeamTile {
     return (depth_team + kShape.depth_teams - first_back * kSteps % kShape.depth_teams) % kShape.depth_teams;
   }
 
-  // Adds the products of one stage: `backs` distances times the channels of the chunk.
-  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int first_back, int backs) {
+  // Adds the products of one stage: its distances times the channels of the chunk.
+  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
     constexpr int kDepthTeams = kShape.depth_teams;
+    const int first_back = stage * kShape.stage_backs;
+    const int backs =
+        kShape.stages_per_chunk() == 1 ? kShape.all_backs() : min(kShape.stage_backs, kShape.all_backs() - first_back);
     const int items = backs * kSteps;
 #pragma unroll kShape.unroll
     for (int item = first_item(first_back); item < items; item += kDepthTeams) {
