@@ -125,8 +125,7 @@ bool set_planes(const Problem& problem, TileShape& shape) {
   }
   for (int a = 0; a < kSpatialAxes; ++a) {
     const int phases = shape.phases[a];
-    const bool even = phases * shape.backs[a] == shape.kernel[a];
-    int most = even ? kFewPlanes : 2 * kFewPlanes;
+    int most = kFewPlanes;
     // An odd number of phases of the width stays together: each alone would read every sector for itself.
     if (a == 2 && phases % 2 == 1 && phases < 2 * kFewPlanes) most = 2 * kFewPlanes;
     if (together <= most) continue;
@@ -327,6 +326,17 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
 
 }  // namespace
 
+namespace {
+
+// Summed channels below which a depth of eight (or sixteen) is too empty. A gradient with many rows and a few channels
+// of depth writes far more than it reads, and multiplies by zeros in the meantime.
+std::int64_t least_summed_channels(const Problem& problem) {
+  if (problem.direction == Direction::forward) return problem.groups > 1 ? 16 : 8;
+  return problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3 ? 3 : 8;
+}
+
+}  // namespace
+
 std::string why_no_tile(const Problem& problem, const DeviceProperties& device) {
   if (problem.direction != Direction::forward && problem.direction != Direction::grad_input)
     return "computes the forward direction and the gradient of the input";
@@ -334,8 +344,7 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
   if (device.arch < 80) return "needs sm_80 or later";
   const std::int64_t summed =
       problem.direction == Direction::forward ? problem.in_channels_per_group() : problem.out_channels_per_group();
-  const std::int64_t least = problem.groups > 1 && problem.direction == Direction::forward ? 16 : 8;
-  if (summed < least) {
+  if (summed < least_summed_channels(problem)) {
     return "few input channels in a group (" + std::to_string(summed) + "): CUDA cores do that at the memory's speed";
   }
   if (problem.in_channels_per_group() > kIntMax / 2 || problem.out_channels_per_group() > kIntMax / 2) {
