@@ -169,10 +169,10 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
       shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]) * std::min(gaps, 8.0);
   const double traffic =
       (input_bytes * input_sectors + weight_bytes + 2.55 * outputs * shape.element_bytes * output_sectors) / 59;
-  // Per cell.
-  const double weight_instructions = shape.packed     ? shape.bulk_weights() ? 0 : 4
-                                     : shape.gradient ? 6 + 4 * shape.vector()
-                                                      : 71;
+  const double weight_instructions = shape.bulk_weights() ? 0
+                                     : shape.packed       ? 4
+                                     : shape.gradient     ? 22
+                                                          : 71;  // per cell
   const double loader =
       input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) + weight_bytes / 16 * weight_instructions;
   const double epilogue = outputs * 12.3 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;

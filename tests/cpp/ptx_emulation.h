@@ -158,23 +158,37 @@ inline float load_from_block(unsigned address, int rank) {
 }
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
 
-// Barriers of copies: what was announced must have come, and comes at once.
-inline void init_barrier(unsigned barrier, int) { std::memset(emulation::place(barrier, 8), 0, 8); }
-inline void publish_barriers() {}
-inline void announce(unsigned barrier, int bytes) {
-  const int open = emulation::read<int>(barrier) + bytes;
-  std::memcpy(emulation::place(barrier, 4), &open, 4);
+// A barrier for one arrival: how many phases have ended, and bytes announced that have not come yet. Thread 0 asks for
+// the copies and runs first, so that whoever waits in vain waits for a copy that nobody asked for.
+struct Barrier {
+  int phases;
+  int bytes;
+};
+static_assert(sizeof(Barrier) == 8);
+inline void update_barrier(unsigned address, int bytes, bool ends) {
+  auto barrier = emulation::read<Barrier>(address);
+  barrier.bytes += bytes;
+  if (ends && barrier.bytes == 0) ++barrier.phases;
+  std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
-inline void expect_bytes(unsigned barrier, int bytes) { announce(barrier, bytes); }
-inline void wait_barrier(unsigned barrier, int) {
-  if (emulation::read<int>(barrier) != 0) throw std::runtime_error("a barrier waits for bytes that nobody copies");
+inline void init_barrier(unsigned address, int arrivals) {
+  if (arrivals != 1) throw std::runtime_error("barriers for one arrival are all that is emulated");
+  const Barrier barrier{0, 0};
+  std::memcpy(emulation::place(address, 8), &barrier, 8);
+}
+inline void publish_barriers() {}
+inline void expect_bytes(unsigned address, int bytes) { update_barrier(address, bytes, bytes == 0); }
+inline void wait_barrier(unsigned address, int parity) {
+  if (emulation::read<Barrier>(address).phases % 2 == parity)
+    throw std::runtime_error("a wait for weights that are not on their way");
 }
 inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {
-  if (bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(global) % 16 != 0)
-    throw std::runtime_error("a bulk copy is not aligned");
-  for (int i = 0; i < bytes; i += 16)
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
+  if (bytes <= 0 || bytes % 16 != 0) throw std::runtime_error("a copy's size is no multiple of 16 bytes");
+  for (int i = 0; i < bytes; i += 16) {
     std::memcpy(emulation::place(shared + static_cast<unsigned>(i), 16), static_cast<const char*>(global) + i, 16);
-  announce(barrier, -bytes);
+  }
+  update_barrier(barrier, -bytes, true);
 }
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}

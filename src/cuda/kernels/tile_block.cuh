@@ -111,13 +111,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     tile.begin_stage(input_stage(chunk), weight_stage(step), stage);
     weights.start(step, weight_stage);
     weights.store(step + 1, weight_stage);
-    if (stage == 0 && chunk + 1 < kChunks) {
-      input.store(input_stage(chunk + 1));
-      publish_stage();
-      if (chunk + 2 < kChunks) input.fetch(params, chunk + 2);
-    } else if (kStoresWeightsAlone) {
-      publish_stage();
-    }
+    const bool begins_chunk = stage == 0 && chunk + 1 < kChunks;
+    if (begins_chunk) input.store(input_stage(chunk + 1));
+    if (begins_chunk || kStoresWeightsAlone) publish_stage();
+    if (begins_chunk && chunk + 2 < kChunks) input.fetch(params, chunk + 2);
     weights.fetch(params, step + 2);
     weights.wait(step + 1);
     tile.end_stage();
