@@ -24,7 +24,7 @@ test: setup ## build, then run all tests: C++, C++ under sanitizers, Python, ins
 
 test-kernels: build ## compile every GPU kernel that the planner chooses on the problem file (make test: a sample)
 	@TCONV_TEST_ALL_KERNELS=1 ctest --test-dir build/release --output-on-failure --parallel $(JOBS) --timeout 3600 \
-	  --no-tests=error --tests-regex PlannedKernels
+	  --no-tests=error --tests-regex "PlannedKernels|Emulated"
 
 bench: build ## verify and time the main layers; ARGS="..." is passed on (try ARGS=--help)
 	@PYTHONPATH=build/python $(VENV)/bin/python -m tconv bench $(ARGS)

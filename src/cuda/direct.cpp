@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 
+#include "cuda/direct_gradient_depthwise.h"
 #include "cuda/direct_gradient_plan.h"
 #include "cuda/jit_kernel.h"
 
@@ -157,6 +158,8 @@ std::string describe(const DepthwisePlan& plan) {
 Proposal propose_direct(const Problem& problem, const DeviceProperties& device) {
   if (problem.direction == Direction::grad_input) {
     const DirectGradientPlan plan = plan_direct_gradient(problem, device);
+    if (plan.declined.empty() && why_no_depthwise_gradient(problem).empty())
+      return propose_depthwise_gradient(problem, device);
     return plan.declined.empty() ? propose_direct_gradient(plan, device) : Proposal::decline(plan.declined);
   }
   DepthwisePlan depthwise = plan_depthwise(problem, device);

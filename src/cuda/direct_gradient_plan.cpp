@@ -17,7 +17,7 @@ constexpr int kMostBody = 1024;    // unrolled multiply-adds
 constexpr std::size_t kMostSharedBytes = 100 * 1024;
 constexpr int kMostThreads = 512;
 // Tiles are chosen for this batch, whatever the batch.
-constexpr std::int64_t kPlannedBatch = 4;
+constexpr std::int64_t kPlannedBatch = 16;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -132,8 +132,7 @@ double seconds_of(const DirectGradientConfig& c, const DirectGradientArguments& 
   const double traffic = ((inputs * sectors + outputs) * c.element_bytes() + weights * c.element_bytes()) / 30;
   const double sum = multiply + reads + instructions + traffic;
   const double busy = 0.7 * std::max({multiply, reads, instructions, traffic}) + 0.3 * sum;
-  // A block alone waits for memory, chunk after chunk; the second stage hides a part of it.
-  const double latency = 4000 + (c.chunks() - 1) * 1000 + busy;
+  const double latency = 4000 + (c.chunks() - 1) * 2000 + busy;  // a block alone waits for memory, chunk after chunk
   const double resident = c.min_blocks;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double blocks = block_count(a, batch);

@@ -62,9 +62,26 @@ unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
   return tiles;
 }
 
+namespace {
+
+// Registers that a gradient's loaders need: a cell on its way holds its values, its place and, while it is loaded,
+// addresses. Two-byte elements of different channels wait in a register each.
+int gradient_loader_registers(const TileShape& shape) {
+  const int inputs = static_cast<int>(ceil_div(shape.slabs * shape.pixels() * shape.all_planes(), shape.threads()));
+  const int per_input = (shape.wide_input           ? 6
+                         : shape.element_bytes == 2 ? 18
+                         : shape.warpgroup          ? 9
+                                                    : 6) +
+                        (shape.all_planes() > 1 ? shape.warpgroup ? 2 : 3 : 0);
+  if (shape.packed) return inputs * per_input;
+  const int weights = static_cast<int>(ceil_div(shape.stage_backs * shape.slabs * shape.rows(), shape.threads()));
+  return inputs * per_input + (shape.element_bytes == 2 ? 72 + 20 * weights : 72 + 7 * weights);
+}
+
+}  // namespace
+
 int loads_in_place(const TileShape& shape) {
-  const int cells = shape.gradient ? shape.stage_backs * shape.slabs * shape.rows()
-                                   : shape.slabs * shape.block_channels * shape.all_slots() * shape.all_backs();
+  const int cells = shape.slabs * shape.block_channels * shape.all_slots() * shape.all_backs();
   return shape.vector() * static_cast<int>(ceil_div(cells, shape.threads()));
 }
 
@@ -72,8 +89,11 @@ int tile_registers(const TileShape& shape) {
   const int accumulators = 4 * shape.row_tiles * shape.column_tiles;
   const int fragments =
       shape.warpgroup ? 0 : 5 * shape.column_tiles / 2 + 8 + (shape.math == TileMath::fp32x3 ? 24 : 0);
-  const int input_items =
-      static_cast<int>(ceil_div(shape.slabs * shape.pixels() * shape.all_planes(), shape.threads()));
+  if (shape.gradient) {
+    const int rest = shape.warpgroup ? 28 : shape.element_bytes == 2 ? 80 : 60;
+    return accumulators + fragments + gradient_loader_registers(shape) + rest;
+  }
+  const int input_items = static_cast<int>(ceil_div(shape.slabs * shape.pixels(), shape.threads()));
   // A cell on its way holds its values, its place and, while it is loaded, addresses. Two-byte elements of different
   // channels wait in a register each.
   const int per_item = shape.wide_input ? 6 : shape.element_bytes == 2 ? 17 : shape.warpgroup ? 9 : 6;

@@ -125,8 +125,7 @@ bool set_planes(const Problem& problem, TileShape& shape) {
   }
   for (int a = 0; a < kSpatialAxes; ++a) {
     const int phases = shape.phases[a];
-    const bool even = phases * shape.backs[a] == shape.kernel[a];
-    int most = even ? kFewPlanes : 2 * kFewPlanes;
+    int most = kFewPlanes;
     // An odd number of phases of the width stays together: each alone would read every sector for itself.
     if (a == 2 && phases % 2 == 1 && phases < 2 * kFewPlanes) most = 2 * kFewPlanes;
     if (together <= most) continue;
@@ -149,6 +148,22 @@ double blocks_of_sample(const Problem& problem) {
          static_cast<double>(problem.groups);
 }
 
+// Blocks of a cluster that share a gradient's tile: as many as a sample needs to fill the chip, each with a long sum
+// left, since adding up costs as much as many products.
+int gradient_depth_blocks(const Problem& problem, const TileShape& shape) {
+  constexpr double kLeastDepth = 640;
+  double depth = shape.channels;
+  for (const int kernel : shape.kernel) depth *= kernel;
+  int blocks = 1;
+  for (const int share : {2, 4, 8}) {
+    const double most = share == 2 ? 200 : 132;
+    if (depth >= 2048 && depth / share >= kLeastDepth && shape.chunks() % share == 0 &&
+        blocks_of_sample(problem) * share <= most)
+      blocks = share;
+  }
+  return blocks;
+}
+
 // Everything that sets the order of the sums, from one sample alone: channels per chunk, and who shares a sum when the
 // sample alone could not fill the chip (the blocks of a cluster, or the warps of a block).
 void set_depth(const Problem& problem, TileShape& shape) {
@@ -166,6 +181,10 @@ void set_depth(const Problem& problem, TileShape& shape) {
   shape.depth_blocks = 1;
   if (!shape.warpgroup) {
     if (small && products * shape.slabs / 2 >= 4) shape.depth_teams = 4;
+    return;
+  }
+  if (shape.gradient) {
+    shape.depth_blocks = gradient_depth_blocks(problem, shape);
     return;
   }
   // A cluster costs a few microseconds: each block must keep a long enough sum. A sample of very few blocks comes in
@@ -261,10 +280,9 @@ bool may_pack(const TileShape& shape, const Problem& problem) {
 // Whether a gradient's weights can be read where they lie: from one stage or group of planes to the next, all taps must
 // move by the same distance.
 bool reads_in_place(const TileShape& shape, const Problem& problem) {
-  if (static_cast<double>(shape.rows()) * static_cast<double>(problem.weight_strides[0]) +
-          static_cast<double>(shape.chunk_channels()) * static_cast<double>(problem.weight_strides[1]) >
-      static_cast<double>(kIntMax) / 2)
-    return false;
+  const double reach = static_cast<double>(shape.rows()) * static_cast<double>(problem.weight_strides[0]) +
+                       static_cast<double>(shape.chunk_channels()) * static_cast<double>(problem.weight_strides[1]);
+  if (reach * shape.element_bytes > static_cast<double>(kIntMax) / 2) return false;
   if (shape.stages_per_chunk() > 1) {
     const Strides& strides = problem.weight_strides;
     return shape.all_plane_groups() == 1 && strides[3] == strides[4] * problem.axes[2].kernel &&
@@ -287,7 +305,8 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
     shape.stage_backs = std::clamp(most_weight_bytes / per_back, 1, shape.all_backs());
     shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), shape.stage_backs)));
   } else if (shape.gradient) {
-    const int most = 8 * shape.threads() / (shape.slabs * shape.rows());
+    const int cells = shape.element_bytes == 2 ? 4 : 8;  // of a thread, on their way
+    const int most = cells * shape.threads() / (shape.slabs * shape.rows());
     shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), std::max(most, 1))));
     if (!reads_in_place(shape, problem)) return false;
   } else {
@@ -307,6 +326,17 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
 
 }  // namespace
 
+namespace {
+
+// Summed channels below which a depth of eight (or sixteen) is too empty. A gradient with many rows and a few channels
+// of depth writes far more than it reads, and multiplies by zeros in the meantime.
+std::int64_t least_summed_channels(const Problem& problem) {
+  if (problem.direction == Direction::forward) return problem.groups > 1 ? 16 : 8;
+  return problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3 ? 3 : 8;
+}
+
+}  // namespace
+
 std::string why_no_tile(const Problem& problem, const DeviceProperties& device) {
   if (problem.direction != Direction::forward && problem.direction != Direction::grad_input)
     return "computes the forward direction and the gradient of the input";
@@ -314,7 +344,7 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
   if (device.arch < 80) return "needs sm_80 or later";
   const std::int64_t summed =
       problem.direction == Direction::forward ? problem.in_channels_per_group() : problem.out_channels_per_group();
-  if (summed < 8 || (problem.groups > 1 && summed < 16)) {
+  if (summed < least_summed_channels(problem)) {
     return "few input channels in a group (" + std::to_string(summed) + "): CUDA cores do that at the memory's speed";
   }
   if (problem.in_channels_per_group() > kIntMax / 2 || problem.out_channels_per_group() > kIntMax / 2) {

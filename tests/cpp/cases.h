@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 namespace tconv::test {
 
@@ -12,6 +14,12 @@ constexpr int cases(int count) {
 #else
   return count;
 #endif
+}
+
+// Whether a test takes its whole list, not only the part that is meant for every day (`make test-kernels`).
+inline bool takes_all() {
+  const char* const value = std::getenv("TCONV_TEST_ALL_KERNELS");
+  return value != nullptr && std::string_view(value) == "1";
 }
 
 }  // namespace tconv::test

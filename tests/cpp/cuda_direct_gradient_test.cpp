@@ -1,7 +1,10 @@
-// The direct kernel of grad_input, compiled by the host compiler and run on the CPU against the reference.
+// The direct kernels of grad_input, compiled by the host compiler and run on the CPU against the reference.
+// TCONV_TEST_ALL_KERNELS=1 (`make test-kernels`) takes every list whole.
 #include <gtest/gtest.h>
 
+#include "cases.h"
 #include "cuda/direct.h"
+#include "cuda/direct_gradient_depthwise.h"
 #include "cuda/direct_gradient_plan.h"
 #include "emulated_case.h"
 #include "kernel_emulator.h"
@@ -23,22 +26,50 @@ struct EmulatedDirectGradient : testing::Test {
     SCOPED_TRACE(to_string(problem));
     const test::EmulatedCase data(problem, random);
     EXPECT_EQ(data.fails(propose_direct(problem, test::gpu(90))), "");
+    if (!why_no_depthwise_gradient(problem).empty()) return;
+    ++depthwise;
+    EXPECT_EQ(data.fails(propose_direct(problem, test::gpu(90)), 1), "");  // at an odd address
+    const DirectGradientPlan plan = plan_direct_gradient(problem, test::gpu(90));
+    EXPECT_EQ(data.fails(propose_direct_gradient(plan, test::gpu(90))), "");
   }
+
+  void check_some(const std::vector<Problem>& problems) {
+    const std::size_t count = test::takes_all() ? problems.size() : 2;
+    for (std::size_t i = 0; i < count; ++i) check(problems[i]);
+  }
+
+  int depthwise = 0;
 };
 
 TEST_F(EmulatedDirectGradient, Layers) {
-  check(make(2, 6, 6, 6, {axis(70, 12, 2, 0)}));
-  check(make(2, 5, 5, 5, {axis(9, 4, 2, 1), axis(18, 4, 2, 1)}));
-  check(make(1, 16, 16, 2, {axis(4, 3, 2, 1), axis(5, 5, 2, 2), axis(6, 7, 2, 3)}));
-  check(make(1, 16, 32, 2, {axis(8, 3, 2, 1, 0, 2), axis(13, 5, 3, 2)}));
-  check(make(1, 56, 1, 1, {axis(10, 9, 3, 4), axis(7, 9, 2, 4)}));
-  check(make(1, 20, 3, 1, {axis(10, 4, 2, 1), axis(7, 4, 2, 1)}));
-  check(make(1, 3, 40, 1, {axis(30, 16, 8, 4)}));
+  check_some({
+      make(1, 16, 16, 2, {axis(4, 3, 2, 1), axis(5, 5, 2, 2), axis(6, 7, 2, 3)}),
+      make(1, 20, 3, 1, {axis(10, 4, 2, 1), axis(7, 4, 2, 1)}),
+      make(1, 16, 32, 2, {axis(8, 3, 2, 1, 0, 2), axis(13, 5, 3, 2)}),
+      make(1, 56, 1, 1, {axis(10, 9, 3, 4), axis(7, 9, 2, 4)}),
+      make(1, 3, 40, 1, {axis(30, 16, 8, 4)}),
+  });
+}
+
+TEST_F(EmulatedDirectGradient, Depthwise) {
+  std::vector<Problem> problems;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    for (Problem problem :
+         {make(2, 3, 3, 3, {axis(34, 12, 2, 0)}), make(1, 300, 300, 300, {axis(9, 4, 2, 1), axis(18, 4, 2, 1)}),
+          make(1, 2, 2, 2, {axis(9, 8, 4, 2), axis(7, 8, 4, 2)}),
+          make(1, 3, 3, 3, {axis(9, 3, 5, 1, 2), axis(7, 3, 1, 1, 0, 2)})}) {
+      problem.dtype = dtype;
+      problems.push_back(problem);
+    }
+  }
+  check_some(problems);
+  EXPECT_GE(depthwise, 2);
 }
 
 TEST_F(EmulatedDirectGradient, RandomProblems) {
   int accepted = 0;
-  for (int i = 0; i < 24; ++i) {
+  const int wanted = test::takes_all() ? 20 : 4;
+  for (int i = 0; i < 200 && accepted < wanted; ++i) {
     Problem problem = test::random_problem(random);
     problem.direction = Direction::grad_input;
     if (multiply_adds(problem) > 3e5) continue;
@@ -47,7 +78,7 @@ TEST_F(EmulatedDirectGradient, RandomProblems) {
     ++accepted;
     check(problem);
   }
-  EXPECT_GT(accepted, 10);
+  EXPECT_EQ(accepted, wanted);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
-// The tile kernels, compiled by the host compiler and run on the CPU against the reference.
+// The tile kernels, compiled by the host compiler and run on the CPU against the reference. Each kernel takes a second
+// or two to compile: by default every list is cut short, TCONV_TEST_ALL_KERNELS=1 (`make test-kernels`) takes it whole.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <set>
 
+#include "cases.h"
 #include "cuda/tile.h"
 #include "emulated_case.h"
 #include "kernel_emulator.h"
@@ -41,6 +43,12 @@ struct EmulatedTile : testing::Test {
     }
   }
 
+  void check_some(const std::vector<Problem>& problems, int arch) {
+    const std::size_t count = test::takes_all() ? problems.size() : 2;
+    for (std::size_t i = 0; i < count; ++i) check(problems[i], arch, Direction::grad_input);
+    EXPECT_GE(in_place, 1);
+  }
+
   int in_place = 0;
   int stages_left_out = 0;
 };
@@ -54,24 +62,54 @@ TEST_F(EmulatedTile, Forward) {
   EXPECT_GT(stages_left_out, 0);
 }
 
-// Kernel equal to the stride, twice the stride, smaller, in between; dilations; many planes; groups; one to three axes.
-TEST_F(EmulatedTile, GradientOfTheInput) {
-  const Problem problems[] = {
-      make(2, 24, 20, 1, {axis(9, 3, 1, 1), axis(11, 3, 1, 0)}),
-      make(2, 40, 20, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}),
-      make(1, 24, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}),
-      make(1, 70, 12, 1, {axis(9, 3, 2, 1, 1), axis(11, 3, 2, 0)}),
-      make(3, 33, 17, 1, {axis(65, 16, 8, 4)}),
-      make(1, 48, 20, 1, {axis(30, 3, 5, 1, 0, 2)}),
-      make(1, 48, 20, 1, {axis(30, 5, 1, 4, 0, 3)}),
-      make(2, 64, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
-      make(1, 20, 12, 1, {axis(4, 3, 2, 1), axis(5, 3, 2, 1), axis(6, 3, 2, 1)}),
-      make(1, 20, 12, 1, {axis(7, 50, 20, 3)}),
-      make(1, 20, 12, 1, {axis(7, 3, 7, 0, 2)}),
-  };
-  for (const Problem& problem : problems) {
-    for (const int arch : {80, 90}) check(problem, arch, Direction::grad_input);
+Problem in(Problem problem, DType dtype, Precision precision = Precision::tf32, bool channels_last = false) {
+  problem.dtype = dtype;
+  problem.precision = precision;
+  if (channels_last) {
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
   }
+  return problem;
+}
+
+// Kernel equal to the stride, twice the stride, smaller, in between; dilations; many planes; groups; one to three axes.
+TEST_F(EmulatedTile, GradientByWarps) {
+  check_some(
+      {
+          make(1, 24, 20, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}),
+          make(2, 24, 20, 1, {axis(9, 3, 1, 1), axis(11, 3, 1, 0)}),
+          make(3, 33, 17, 1, {axis(65, 16, 8, 4)}),
+          make(1, 48, 20, 1, {axis(30, 3, 5, 1, 0, 2)}),
+          make(1, 20, 12, 1, {axis(7, 50, 20, 3)}),
+          make(1, 32, 16, 2, {axis(4, 3, 2, 1), axis(5, 3, 2, 1), axis(6, 3, 2, 1)}),
+          in(make(1, 24, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), DType::f32, Precision::strict),
+          in(make(1, 24, 36, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}), DType::f16, Precision::strict, true),
+      },
+      80);
+}
+
+TEST_F(EmulatedTile, GradientByWarpgroups) {
+  check_some(
+      {
+          make(1, 70, 12, 1, {axis(9, 3, 2, 1, 1), axis(11, 3, 2, 0)}),
+          make(1, 64, 520, 1, {axis(3, 2, 2, 0), axis(4, 2, 2, 0)}),  // blocks of a cluster share the sum
+          make(2, 40, 20, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}),
+          make(1, 48, 20, 1, {axis(30, 5, 1, 4, 0, 3)}),
+          make(2, 80, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
+          make(1, 40, 3, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}),
+          make(1, 40, 12, 1, {axis(7, 3, 7, 0, 2)}),
+          in(make(1, 40, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), DType::bf16),
+          in(make(1, 40, 36, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}), DType::f32, Precision::tf32, true),
+      },
+      90);
+}
+
+// Channels-last data at an odd address gets a cut of its own.
+TEST_F(EmulatedTile, GradientAtAnOddAddress) {
+  Problem problem = in(make(1, 40, 32, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}), DType::f32, Precision::tf32, true);
+  problem.direction = Direction::grad_input;
+  const test::EmulatedCase data(problem, random);
+  EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90)), 1), "");
 }
 
 }  // namespace

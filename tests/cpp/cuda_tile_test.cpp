@@ -60,8 +60,9 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
   std::mt19937 rng(7);
   for (const DeviceProperties& device : {h200(), rtx4090()}) {
     int covered = 0;
-    for (int i = 0; i < 150; ++i) {
-      const Problem problem = random_problem(rng);
+    for (int i = 0; i < 200; ++i) {
+      Problem problem = random_problem(rng);
+      if (i % 2 == 0) problem.direction = Direction::grad_input;
       if (!why_no_tile(problem, device).empty()) continue;
       const std::vector<TileCandidate> candidates = tile_candidates(problem, device);
       // A patch may be too large for shared memory (many axes, large dilations); then the family declines.
@@ -86,7 +87,7 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
         }
       }
     }
-    EXPECT_GT(covered, 120);
+    EXPECT_GT(covered, 150);
   }
 }
 
@@ -120,14 +121,47 @@ TEST(TilePlanner, RowsAndDistancesAreThePhases) {
   }
 }
 
+// The planes of a gradient's patch and the taps that read them are the phase decomposition, too: each tap once.
+TEST(TilePlanner, PlanesAndTapsAreThePhases) {
+  std::mt19937 rng(12);
+  int looked = 0;
+  for (int i = 0; i < 200; ++i) {
+    Problem problem = random_problem(rng);
+    problem.direction = Direction::grad_input;
+    if (!why_no_tile(problem, h200()).empty()) continue;
+    for (const TileCandidate& candidate : tile_candidates(problem, h200())) {
+      const TileShape& shape = candidate.shape;
+      ++looked;
+      for (int a = 0; a < kSpatialAxes; ++a) {
+        const Axis& axis = problem.axes[a];
+        std::set<std::int64_t> taps;
+        for (int group = 0; group < shape.plane_groups(a); ++group) {
+          for (int plane = 0; plane < shape.planes[a]; ++plane) {
+            const int residue = shape.group_residue(a, group) + shape.plane_residue(a, plane);
+            for (int back = 0; back < shape.backs[a]; ++back) {
+              if (!shape.has_tap(a, residue, back)) continue;
+              const std::int64_t tap = (residue + axis.stride * back * shape.back_step[a]) / axis.dilation;
+              EXPECT_EQ(site_of(axis, tap), (TapSite{residue, -std::int64_t{back} * shape.back_step[a]}));
+              EXPECT_TRUE(taps.insert(tap).second);
+            }
+          }
+        }
+        EXPECT_EQ(static_cast<std::int64_t>(taps.size()), axis.kernel) << to_string(problem);
+      }
+    }
+  }
+  EXPECT_GT(looked, 1000);
+}
+
 // What sets the order of a sum must not depend on the batch. Teams that split a sum take a chunk's products in turn,
 // counted from the chunk's first, so that stages do not matter.
 TEST(TilePlanner, TheOrderOfSumsIsTheSameInEveryBatch) {
   std::mt19937 rng(13);
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 300; ++i) {
     Problem problem = random_problem(rng);
+    if (i % 3 == 0) problem.direction = Direction::grad_input;
     if (!why_no_tile(problem, h200()).empty()) continue;
-    std::set<std::array<int, 4>> orders;
+    std::set<std::array<int, 6>> orders;
     std::set<bool> accepted;
     for (const int batch : {1, 2, 7, 64, 500}) {
       problem.batch = batch;
@@ -136,7 +170,8 @@ TEST(TilePlanner, TheOrderOfSumsIsTheSameInEveryBatch) {
       accepted.insert(!candidates.empty());
       for (const TileCandidate& candidate : candidates) {
         const TileShape& shape = candidate.shape;
-        orders.insert({shape.slabs, shape.depth_teams, shape.depth_blocks, shape.warpgroup ? 1 : 0});
+        orders.insert({shape.slabs, shape.depth_teams, shape.depth_blocks, shape.warpgroup ? 1 : 0, shape.all_planes(),
+                       shape.all_plane_groups()});
       }
     }
     EXPECT_EQ(accepted.size(), 1U) << to_string(problem);

@@ -140,10 +140,6 @@ inline void copy_16_async(unsigned shared, const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(emulation::place(shared, 16), global, 16);
 }
-template <typename T>
-void copy_async_if(bool exists, T* shared, const T* global) {
-  *shared = exists ? *global : T(0);
-}
 inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}

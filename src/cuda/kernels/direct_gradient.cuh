@@ -2,34 +2,15 @@
 // few. See direct_gradient_params.cuh for what lies where.
 //
 // A block takes a tile of cells of one image and some channels. What it reads goes to shared memory once, chunk of
-// channels after chunk, the next one while this one is multiplied; a thread holds a strip's inputs of one row in
+// channels after chunk; a thread holds a strip's inputs of one row in
 // registers and uses them for all taps of the width and all its channels. The order of a sum (channels, then taps) is
 // the same for every tile.
 //
 // The config before this file states kConfig and the table kTapRows: for each tap of depth and height, how far its row
 // lies from that of tap 0.
-#include "direct_gradient_params.cuh"
-#include "ptx.cuh"
+#include "direct_gradient_element.cuh"
 
 namespace direct_gradient {
-
-template <DirectFloat kType>
-struct Types {
-  using Element = unsigned short;
-  using Sum = float;
-};
-template <>
-struct Types<DirectFloat::f64> {
-  using Element = double;
-  using Sum = double;
-};
-template <>
-struct Types<DirectFloat::f32> {
-  using Element = float;
-  using Sum = float;
-};
-using Element = Types<kConfig.type>::Element;
-using Sum = Types<kConfig.type>::Sum;
 
 constexpr int kThreads = kConfig.threads();
 constexpr int kVector = kConfig.vector();
@@ -41,26 +22,6 @@ struct alignas(16) Pack {
 struct alignas(sizeof(Element) * kConfig.store) Run {
   Element value[kConfig.store];
 };
-
-__device__ __forceinline__ double widen(double value) { return value; }
-__device__ __forceinline__ float widen(float value) { return value; }
-__device__ __forceinline__ float widen(unsigned short bits) {
-  return kConfig.type == DirectFloat::f16 ? ptx::widen_f16(bits) : __uint_as_float(static_cast<unsigned>(bits) << 16);
-}
-__device__ __forceinline__ double narrow(double sum, double) { return sum; }
-__device__ __forceinline__ float narrow(float sum, float) { return sum; }
-__device__ __forceinline__ unsigned short narrow(float sum, unsigned short) {
-  return kConfig.type == DirectFloat::f16 ? ptx::round_to_f16(sum) : ptx::round_to_bf16(sum);
-}
-
-// An element into shared memory, zero where there is none: in the background where it need not be converted.
-__device__ __forceinline__ void put(bool exists, float* to, const float* from) { ptx::copy_async_if(exists, to, from); }
-__device__ __forceinline__ void put(bool exists, double* to, const double* from) {
-  ptx::copy_async_if(exists, to, from);
-}
-__device__ __forceinline__ void put(bool exists, float* to, const unsigned short* from) {
-  *to = exists ? widen(__ldg(from)) : 0.0f;
-}
 
 // Which part of the problem a block computes.
 struct Place {
@@ -160,7 +121,8 @@ __device__ __forceinline__ void load_inputs(const DirectGradientArguments& a, co
 #pragma unroll 8
   for (int index = threadIdx.x; index < kItems; index += kThreads) {
     const Item item = input_item(a, place, first_channel, index);
-    if (is_input(index)) put(item.exists, inputs + item.to, item.exists ? item.from : place.weight);
+    const Sum value = item.exists ? widen(__ldg(item.from)) : Sum(0);
+    if (is_input(index)) inputs[item.to] = value;
   }
 }
 
@@ -180,10 +142,9 @@ __device__ __forceinline__ void load_weights(const DirectGradientArguments& a, c
                                outer / kConfig.axes[1].kernel * a.weight_strides[2] +
                                outer % kConfig.axes[1].kernel * a.weight_strides[3] + width * a.weight_strides[4];
     const bool exists = first_channel + channel < kConfig.channels && out_channel < place.channels;
-    const Element* const from = exists ? place.weight + position : place.weight;
     Sum* const to = weights + out_channel / kChannels * kConfig.weight_part() + channel * kConfig.weight_channel() +
                     outer * kConfig.weight_row() + width * kChannels + out_channel % kChannels;
-    put(exists, to, from);
+    *to = exists ? widen(__ldg(place.weight + position)) : Sum(0);
   }
 }
 
@@ -257,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_bloc
     tconv_direct_gradient(const __grid_constant__ DirectGradientArguments a) {
   using namespace direct_gradient;
   extern __shared__ __align__(16) unsigned char shared_memory[];
-  Sum* const stages = reinterpret_cast<Sum*>(shared_memory);
+  Sum* const inputs = reinterpret_cast<Sum*>(shared_memory);
   const Place place = place_of(a);
   const int lane = threadIdx.x % kConfig.lanes();
   const int part = threadIdx.x / kConfig.lanes();
@@ -267,28 +228,14 @@ extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_bloc
   const int height = item / kConfig.row_strips() % kConfig.axes[1].cells;
   const int depth = item / (kConfig.row_strips() * kConfig.axes[1].cells);
 
-  const auto load = [&](int chunk) {
-    Sum* const inputs = stages + chunk % kConfig.stages() * kConfig.stage();
-    if (chunk < kConfig.chunks()) {
-      load_inputs(a, place, chunk * kConfig.chunk, inputs);
-      load_weights(a, place, chunk * kConfig.chunk, inputs + kConfig.input_count());
-    }
-    ptx::commit_copies();
-  };
-
   Sum sums[kStrip][kChannels] = {};
-  load(0);
 #pragma unroll 1
   for (int chunk = 0; chunk < kConfig.chunks(); ++chunk) {
-    if (kConfig.stages() > 1) {
-      load(chunk + 1);
-      ptx::wait_for_copies<1>();
-    } else {
-      ptx::wait_for_copies<0>();
-    }
+    if (chunk > 0) __syncthreads();
+    load_inputs(a, place, chunk * kConfig.chunk, inputs);
+    load_weights(a, place, chunk * kConfig.chunk, inputs + kConfig.input_count());
     __syncthreads();
     const int channels = min(kConfig.chunk, kConfig.channels - chunk * kConfig.chunk);
-    const Sum* const inputs = stages + chunk % kConfig.stages() * kConfig.stage();
     const Sum* from = inputs + kConfig.row_of(0, 0, depth, height) + width;
     const Sum* with = inputs + kConfig.input_count() + part * kConfig.weight_part();
 #pragma unroll 1
@@ -300,7 +247,6 @@ extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_bloc
       from += kConfig.input_channel();
       with += kConfig.weight_channel();
     }
-    if (chunk + 1 < kConfig.chunks()) __syncthreads();
   }
   if (!works || place.cell[0] + depth >= a.output_size[0] || place.cell[1] + height >= a.output_size[1]) return;
   Element* const output = place.output + depth * a.output_strides[2] + height * a.output_strides[3] +

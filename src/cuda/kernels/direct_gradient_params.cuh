@@ -58,9 +58,8 @@ struct DirectGradientConfig {
   constexpr int outer_taps() const { return axes[0].kernel * axes[1].kernel; }
   constexpr int window() const { return strip + axes[2].halo; }
   constexpr int chunks() const { return (channels + chunk - 1) / chunk; }
-  constexpr int stages() const { return chunks() > 1 ? 2 : 1; }
 
-  // Shared memory of a stage, in sums: [channel][plane of depth, height][depth][height][plane of width][column], and
+  // Shared memory, in sums: [channel][plane of depth, height][depth][height][plane of width][column], and
   // the weights [part][channel][tap of depth, height][tap of width, thread channel]. Neighbours of a row go to the
   // planes in turn, which begin on different banks.
   constexpr int segment() const {
@@ -80,8 +79,7 @@ struct DirectGradientConfig {
   constexpr int weight_channel() const { return outer_taps() * weight_row(); }
   constexpr int weight_part() const { return chunk * weight_channel(); }
   constexpr int input_count() const { return chunk * input_channel(); }
-  constexpr int stage() const { return input_count() + channel_parts * weight_part(); }
-  constexpr int shared_bytes() const { return stages() * stage() * sum_bytes(); }
+  constexpr int shared_bytes() const { return (input_count() + channel_parts * weight_part()) * sum_bytes(); }
 
   // Where the row that a tap of depth and height reads lies, from that of tap 0's cell in plane 0.
   constexpr int row_of(int depth_plane, int height_plane, int depth, int height) const {

@@ -24,18 +24,6 @@ __device__ __forceinline__ void copy_16_async(unsigned shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// Four or eight bytes, or zeros where there is nothing to read.
-__device__ __forceinline__ void copy_async_if(bool exists, float* shared, const float* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global),
-               "r"(exists ? 4 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void copy_async_if(bool exists, double* shared, const double* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(shared)), "l"(global),
-               "r"(exists ? 8 : 0)
-               : "memory");
-}
-
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>  // groups of copies that may still be under way
 __device__ __forceinline__ void wait_for_copies() {

@@ -63,6 +63,9 @@ __device__ __forceinline__ void publish_stage() {
   if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
 }
 
+// Whether some steps store weights and no input.
+constexpr bool kStoresWeightsAlone = kShape.gradient && !kShape.packed && kShape.stages_per_chunk() > 1;
+
 #include "tile_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kClusterAttribute
@@ -106,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     weights.store(walk.step + 1, weight_stage);
     const bool brings_input = walk.begins_chunk() && walk.chunk + 1 < kChunks;
     if (brings_input) input.store(input_stage(walk.chunk + 1));
-    if (brings_input || !kShape.packed) publish_stage();
+    if (brings_input || kStoresWeightsAlone) publish_stage();
     if (brings_input && walk.chunk + 2 < kChunks) input.fetch(params, walk.chunk + 2);
     weights.fetch(params, walk.step + 2);
     weights.wait(walk.step + 1);

@@ -12,7 +12,8 @@ constexpr int kVector = kShape.vector();
 constexpr int kIns = kSlabs * kVector;
 constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
 
-extern "C" __global__ void __launch_bounds__(kPackThreads)
+// Four blocks per multiprocessor: without a number the assembler prefers occupancy and spills.
+extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
     tconv_tile_pack(const __grid_constant__ TileParams params, Cell* packed) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   ptx::let_next_kernel_start();
