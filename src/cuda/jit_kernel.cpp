@@ -53,6 +53,7 @@ void JitKernel::prepare(int device) const {
 
 void JitKernel::launch(int device, const LaunchShape& shape, void** arguments, void* stream) const {
   if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;
+  if (t_watch != nullptr && t_watch->launch(*this, shape, arguments)) return;
   const auto slot = static_cast<std::size_t>(device);
   const LoadedKernel* kernel =
       slot < state_->loaded.size() ? state_->loaded[slot].load(std::memory_order_acquire) : nullptr;

@@ -42,7 +42,8 @@ class JitKernel {
   std::unique_ptr<State> state_;
 };
 
-// Notes every kernel that this thread makes while it lives: what a plan would compile can be seen without a GPU.
+// Notes every kernel that this thread makes while it lives: what a plan would compile can be seen without a GPU. One
+// that overrides `launch` can run them by other means, too.
 class JitKernelWatch {
  public:
   struct Made {
@@ -54,12 +55,15 @@ class JitKernelWatch {
   JitKernelWatch();
   JitKernelWatch(const JitKernelWatch&) = delete;
   JitKernelWatch& operator=(const JitKernelWatch&) = delete;
-  ~JitKernelWatch();
+  virtual ~JitKernelWatch();
 
   const std::vector<Made>& made() const { return made_; }
 
  private:
   friend class JitKernel;
+  // Whether the launch is done with.
+  virtual bool launch(const JitKernel& /*kernel*/, const LaunchShape& /*shape*/, void** /*arguments*/) { return false; }
+
   std::vector<Made> made_;
   JitKernelWatch* outer_;
 };

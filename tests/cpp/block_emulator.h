@@ -1,11 +1,14 @@
-// Runs the threads of a CUDA block on one CPU thread, each as a fiber that runs from barrier to barrier. Threads of a
-// warp must meet at the same kind of barrier, and so must the block; anything else is reported as a failure.
+// Runs the threads of a CUDA block (or of the blocks of a cluster) on one CPU thread, each as a fiber that runs from
+// barrier to barrier. Threads of a warp must meet at the same kind of barrier, and so must the block; anything else is
+// reported as a failure.
 #pragma once
 
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -16,23 +19,24 @@ namespace tconv::test {
 
 class BlockEmulator {
  public:
-  enum class Stop { warp, block, end };
+  enum class Stop { warp, block, cluster, end };
+  using Words = std::array<unsigned, 8>;  // what a lane shows the others of its warp
 
-  // body(thread) is run once for each thread; it calls barrier() where the kernel synchronises.
-  void run(int threads, const std::function<void(int)>& body) {
+  // body(thread) is run once for each thread, those of the cluster's blocks one after the other; it calls barrier()
+  // where the kernel synchronises.
+  void run(int threads, const std::function<void(int)>& body, int blocks = 1) {
     body_ = &body;
-    while (fibers_.size() < static_cast<std::size_t>(threads)) fibers_.push_back(std::make_unique<Fiber>());
-    for (int i = 0; i < threads; ++i) start(i);
+    failure_ = nullptr;
+    while (fibers_.size() < static_cast<std::size_t>(threads) * static_cast<std::size_t>(blocks))
+      fibers_.push_back(std::make_unique<Fiber>());
+    for (int i = 0; i < threads * blocks; ++i) start(i);
     current() = this;
-    bool running = true;
-    while (running) {
-      Stop block_stop = Stop::end;
-      for (int first = 0; first < threads; first += 32) {
-        const Stop stop = run_warp(first, std::min(first + 32, threads));
-        if (first > 0 && stop != block_stop) throw std::runtime_error("a warp missed a barrier of its block");
-        block_stop = stop;
+    for (Stop cluster_stop = Stop::cluster; cluster_stop != Stop::end;) {
+      for (int block = 0; block < blocks; ++block) {
+        const Stop stop = run_block(block * threads, threads);
+        if (block > 0 && stop != cluster_stop) throw std::runtime_error("a block missed a barrier of its cluster");
+        cluster_stop = stop;
       }
-      running = block_stop != Stop::end;
     }
   }
 
@@ -43,15 +47,30 @@ class BlockEmulator {
     swapcontext(&fiber.context, &self->scheduler_);
   }
 
+  // The thread that runs now.
+  static int thread() { return current()->thread_; }
+
+  // Shows the others of the warp these words and waits for theirs: those of lane i are `lane(i)` until the next call.
+  class Exchange {
+   public:
+    explicit Exchange(const Words& words) : self_(*current()), first_(self_.thread_ / 32 * 32) {
+      Fiber& fiber = *self_.fibers_[self_.thread_];
+      turn_ = fiber.turn++ % 2;  // two places in turn: nobody is two calls ahead
+      fiber.shown[turn_] = words;
+      barrier(Stop::warp);
+    }
+    const Words& lane(int i) const { return self_.fibers_[first_ + i]->shown[turn_]; }
+
+   private:
+    BlockEmulator& self_;
+    int first_;
+    unsigned turn_;
+  };
+
   // What the lane `from` of the thread's warp passed in the same call.
   static int shuffle(int value, int from) {
-    BlockEmulator* const self = current();
-    const int thread = self->thread_;
-    self->fibers_[thread]->passed = value;
-    barrier(Stop::warp);
-    const int received = self->fibers_[thread / 32 * 32 + from % 32]->passed;
-    barrier(Stop::warp);
-    return received;
+    const Exchange exchange({static_cast<unsigned>(value)});
+    return static_cast<int>(exchange.lane(from % 32)[0]);
   }
 
  private:
@@ -59,7 +78,8 @@ class BlockEmulator {
     ucontext_t context{};
     std::vector<char> stack = std::vector<char>(64 * 1024);
     Stop stop = Stop::end;
-    int passed = 0;
+    std::array<Words, 2> shown{};
+    unsigned turn = 0;
   };
 
   static BlockEmulator*& current() {
@@ -70,17 +90,35 @@ class BlockEmulator {
   static void enter() {
     BlockEmulator* const self = current();
     const int thread = self->thread_;
-    (*self->body_)(thread);
+    try {
+      (*self->body_)(thread);
+    } catch (...) {  // no exception leaves the stack of a fiber
+      self->failure_ = std::current_exception();
+    }
     self->fibers_[thread]->stop = Stop::end;
   }
 
   void start(int i) {
     Fiber& fiber = *fibers_[i];
+    fiber.turn = 0;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.data();
     fiber.context.uc_stack.ss_size = fiber.stack.size();
     fiber.context.uc_link = &scheduler_;
     makecontext(&fiber.context, &BlockEmulator::enter, 0);
+  }
+
+  // Runs a block until it stops at a barrier of its cluster or ends.
+  Stop run_block(int first_thread, int threads) {
+    for (;;) {
+      Stop block_stop = Stop::end;
+      for (int first = 0; first < threads; first += 32) {
+        const Stop stop = run_warp(first_thread + first, first_thread + std::min(first + 32, threads));
+        if (first > 0 && stop != block_stop) throw std::runtime_error("a warp missed a barrier of its block");
+        block_stop = stop;
+      }
+      if (block_stop != Stop::block) return block_stop;
+    }
   }
 
   // Runs a warp until it stops at a barrier of the block or ends.
@@ -89,6 +127,7 @@ class BlockEmulator {
       for (int i = first; i < last; ++i) {
         thread_ = i;
         swapcontext(&scheduler_, &fibers_[i]->context);
+        if (failure_ != nullptr) std::rethrow_exception(failure_);
       }
       for (int i = first; i < last; ++i) {
         if (fibers_[i]->stop != fibers_[first]->stop) {
@@ -101,6 +140,7 @@ class BlockEmulator {
 
   const std::function<void(int)>* body_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::exception_ptr failure_;
   ucontext_t scheduler_{};
   int thread_ = 0;
 };

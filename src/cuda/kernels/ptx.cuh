@@ -44,6 +44,14 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_4(unsigned shared, unsigned bits) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(bits) : "memory");
+}
+
+__device__ __forceinline__ void store_2(unsigned shared, unsigned short bits) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(bits) : "memory");
+}
+
 // The same place of the shared memory of another block of the cluster.
 __device__ __forceinline__ float load_from_block(unsigned address, int rank) {
   unsigned remote;
@@ -69,6 +77,24 @@ __device__ __forceinline__ unsigned round_to_tf32(float value) {
   unsigned bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
   return bits;
+}
+
+__device__ __forceinline__ unsigned short round_to_f16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ __forceinline__ unsigned short round_to_bf16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ __forceinline__ float widen_f16(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
 }
 
 __device__ __forceinline__ void multiply_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {

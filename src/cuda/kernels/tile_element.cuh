@@ -34,34 +34,19 @@ __device__ __forceinline__ Cell rounded(Cell cell) {
 }
 
 __device__ __forceinline__ void store_element(unsigned shared, float value) {
-  const unsigned bits = kRoundsToTf32 ? ptx::round_to_tf32(value) : __float_as_uint(value);
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(bits) : "memory");
+  ptx::store_4(shared, kRoundsToTf32 ? ptx::round_to_tf32(value) : __float_as_uint(value));
 }
 
-__device__ __forceinline__ void store_element(unsigned shared, unsigned short bits) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(bits) : "memory");
-}
+__device__ __forceinline__ void store_element(unsigned shared, unsigned short bits) { ptx::store_2(shared, bits); }
 
 __device__ __forceinline__ float to_storage(float value, float) { return value; }
 
 __device__ __forceinline__ unsigned short to_storage(float value, unsigned short) {
-  unsigned short bits;
-  if constexpr (kShape.math == TileMath::f16) {
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  } else {
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  }
-  return bits;
+  return kShape.math == TileMath::f16 ? ptx::round_to_f16(value) : ptx::round_to_bf16(value);
 }
 
 __device__ __forceinline__ float from_storage(float value) { return value; }
 
 __device__ __forceinline__ float from_storage(unsigned short bits) {
-  if constexpr (kShape.math == TileMath::f16) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-  } else {
-    return __uint_as_float(static_cast<unsigned>(bits) << 16);
-  }
+  return kShape.math == TileMath::f16 ? ptx::widen_f16(bits) : __uint_as_float(static_cast<unsigned>(bits) << 16);
 }

@@ -1,0 +1,277 @@
+// CUDA's words and the instructions of kernels/ptx.cuh for the host compiler, on top of BlockEmulator: included in
+// front of a rendered kernel, whose ptx.cuh is left out (kernel_emulator.h). Copies arrive at once; addresses of shared
+// memory are distances from its start.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "block_emulator.h"
+#include "cpu/scalar.h"
+
+#define __device__
+#define __global__
+#define __constant__
+#define __grid_constant__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __shared__ static
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __syncthreads() tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::block)
+#define __syncwarp(...) tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::warp)
+#define __shfl_sync(mask, value, from) emulation::shuffle(value, from)
+#define __shfl_down_sync(mask, value, by) emulation::shuffle_down(value, by)
+#define __shfl_xor_sync(mask, value, by) emulation::shuffle_xor(value, by)
+#define threadIdx (emulation::thread_index())
+#define blockIdx (emulation::block_index())
+#define gridDim (emulation::g_grid)
+#define blockDim (emulation::Index3{emulation::g_threads, 1, 1})
+
+using std::max;
+using std::min;
+
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) Cell {
+  unsigned word[4];
+};
+
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+template <typename T>
+T __ldg(const T* pointer) {
+  return *pointer;
+}
+
+namespace emulation {
+
+struct Index3 {
+  unsigned x, y, z;
+};
+
+inline Index3 g_grid{};
+inline Index3 g_block{};  // the first of the running cluster
+inline unsigned g_threads = 0;
+inline std::size_t g_shared_bytes = 0;
+inline std::vector<std::vector<Cell>> g_shared;  // per block of the cluster
+constexpr std::size_t kGuardBytes = 4096;        // reads past the end are the hardware's business, writes are failures
+
+inline unsigned rank() { return static_cast<unsigned>(tconv::test::BlockEmulator::thread()) / g_threads; }
+inline Index3 thread_index() { return {static_cast<unsigned>(tconv::test::BlockEmulator::thread()) % g_threads, 0, 0}; }
+inline Index3 block_index() { return {g_block.x + rank(), g_block.y, g_block.z}; }
+inline unsigned char* shared_of(unsigned block) { return reinterpret_cast<unsigned char*>(g_shared[block].data()); }
+inline unsigned char* shared_memory() { return shared_of(rank()); }
+
+// A place in shared memory for an access of that many bytes.
+inline unsigned char* place(unsigned address, std::size_t bytes, unsigned block = rank()) {
+  if (address % bytes != 0) throw std::runtime_error("an access to shared memory is not aligned");
+  if (address + bytes > g_shared_bytes + kGuardBytes) throw std::runtime_error("an access past shared memory");
+  return shared_of(block) + address;
+}
+template <typename T>
+T read(unsigned address) {
+  T value;
+  std::memcpy(&value, place(address, sizeof(T)), sizeof(T));
+  return value;
+}
+
+template <typename T>
+T shuffle(T value, int from) {
+  static_assert(sizeof(T) == 4);
+  const tconv::test::BlockEmulator::Exchange exchange({std::bit_cast<unsigned>(value)});
+  return std::bit_cast<T>(exchange.lane(from & 31)[0]);
+}
+inline int lane() { return tconv::test::BlockEmulator::thread() % 32; }
+template <typename T>
+T shuffle_down(T value, int by) {
+  return shuffle(value, lane() + by < 32 ? lane() + by : lane());
+}
+template <typename T>
+T shuffle_xor(T value, int by) {
+  return shuffle(value, lane() ^ by);
+}
+
+enum class Type { tf32, f16, bf16 };
+
+// Element `index` of a row of operands packed into 32-bit words: the tensor cores ignore the low bits of a TF32
+// operand.
+template <Type kType>
+double operand(const unsigned* words, int index) {
+  if (kType == Type::tf32) return std::bit_cast<float>(words[index] & ~0x1fffU);
+  const auto bits = static_cast<std::uint16_t>(words[index / 2] >> (16 * (index % 2)));
+  return kType == Type::f16 ? tconv::cpu::to_float(tconv::cpu::Float16{bits})
+                            : tconv::cpu::to_float(tconv::cpu::BFloat16{bits});
+}
+template <Type kType>
+constexpr int kPerWord = kType == Type::tf32 ? 1 : 2;
+
+}  // namespace emulation
+
+namespace ptx {
+
+inline unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulation::shared_memory());
+}
+
+inline void load_matrices(unsigned (&out)[4], unsigned address) {
+  const int lane = emulation::lane();
+  const tconv::test::BlockEmulator::Exchange rows({address});
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const unsigned row = rows.lane(matrix * 8 + lane / 4)[0];
+    emulation::place(row, 16);
+    out[matrix] = emulation::read<unsigned>(row + static_cast<unsigned>(lane % 4) * 4);
+  }
+}
+
+inline void copy_16_async(unsigned shared, const void* global) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
+  std::memcpy(emulation::place(shared, 16), global, 16);
+}
+inline void commit_copies() {}
+template <int kPending>
+void wait_for_copies() {}
+
+inline Cell load_16(const void* global) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a 16-byte load is not aligned");
+  Cell cell;
+  std::memcpy(&cell, global, 16);
+  return cell;
+}
+inline void store_16(unsigned shared, const Cell& cell) { std::memcpy(emulation::place(shared, 16), &cell, 16); }
+inline void store_4(unsigned shared, unsigned bits) { std::memcpy(emulation::place(shared, 4), &bits, 4); }
+inline void store_2(unsigned shared, unsigned short bits) { std::memcpy(emulation::place(shared, 2), &bits, 2); }
+
+inline float load_from_block(unsigned address, int rank) {
+  float value;
+  std::memcpy(&value, emulation::place(address, 4, static_cast<unsigned>(rank)), 4);
+  return value;
+}
+inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
+
+inline void fence_for_async_proxy() {}
+inline void fence_warpgroup() {}
+inline void commit_warpgroup() {}
+inline void wait_for_warpgroup() {}
+
+inline unsigned round_to_tf32(float value) {
+  const unsigned bits = std::bit_cast<unsigned>(value);
+  if ((bits & 0x7f800000U) == 0x7f800000U) return bits;
+  return (bits + 0x1000U) & ~0x1fffU;
+}
+inline unsigned short round_to_f16(float value) { return tconv::cpu::to_float16(value).bits; }
+inline unsigned short round_to_bf16(float value) { return tconv::cpu::to_bfloat16(value).bits; }
+inline float widen_f16(unsigned short bits) { return tconv::cpu::to_float(tconv::cpu::Float16{bits}); }
+
+// mma.m16n8: a lane shows its fragments; row r, words w and w + 4 of A are with lane 4 r + w, and likewise columns of
+// B.
+template <emulation::Type kType>
+void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const tconv::test::BlockEmulator::Exchange all({a[0], a[1], a[2], a[3], b0, b1});
+  const int lane = emulation::lane();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8;
+    const int column = lane % 4 * 2 + i % 2;
+    unsigned row_words[8];
+    unsigned column_words[8];
+    for (int word = 0; word < 8; ++word) {
+      row_words[word] = all.lane(row % 8 * 4 + word % 4)[row / 8 + word / 4 * 2];
+      column_words[word] = all.lane(column * 4 + word % 4)[4 + word / 4];
+    }
+    double sum = d[i];
+    for (int k = 0; k < 8 * emulation::kPerWord<kType>; ++k)
+      sum += emulation::operand<kType>(row_words, k) * emulation::operand<kType>(column_words, k);
+    d[i] = static_cast<float>(sum);
+  }
+}
+inline void multiply_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply<emulation::Type::tf32>(d, a, b0, b1);
+}
+inline void multiply_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply<emulation::Type::bf16>(d, a, b0, b1);
+}
+inline void multiply_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply<emulation::Type::f16>(d, a, b0, b1);
+}
+
+// wgmma with both operands from shared memory, K-major and without swizzle: each thread takes its own sums from what
+// the descriptors point at.
+template <emulation::Type kType, int kColumnTiles>
+void multiply_warpgroup(float (&d)[kColumnTiles][4], unsigned long long a, unsigned long long b) {
+  const auto words_of = [](unsigned long long descriptor, int row, unsigned (&words)[8]) {
+    const auto start = static_cast<unsigned>(descriptor & 0x3fff);
+    const auto next_slab = static_cast<unsigned>(descriptor >> 16 & 0x3fff);
+    const auto next_rows = static_cast<unsigned>(descriptor >> 32 & 0x3fff);
+    for (unsigned slab = 0; slab < 2; ++slab) {
+      const unsigned cell =
+          start + static_cast<unsigned>(row) / 8 * next_rows + static_cast<unsigned>(row) % 8 + slab * next_slab;
+      std::memcpy(words + 4 * slab, emulation::place(cell * 16, 16), 16);
+    }
+  };
+  const int lane = emulation::lane();
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  for (int half = 0; half < 2; ++half) {
+    unsigned row[8];
+    words_of(a, warp * 16 + lane / 4 + 8 * half, row);
+    for (int tile = 0; tile < kColumnTiles; ++tile) {
+      for (int side = 0; side < 2; ++side) {
+        unsigned column[8];
+        words_of(b, tile * 8 + lane % 4 * 2 + side, column);
+        double sum = d[tile][2 * half + side];
+        for (int k = 0; k < 8 * emulation::kPerWord<kType>; ++k)
+          sum += emulation::operand<kType>(row, k) * emulation::operand<kType>(column, k);
+        d[tile][2 * half + side] = static_cast<float>(sum);
+      }
+    }
+  }
+}
+
+}  // namespace ptx
+
+namespace emulation {
+
+template <typename... Arguments, std::size_t... kAt>
+void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<kAt...>) {
+  kernel(*static_cast<std::remove_cvref_t<Arguments>*>(arguments[kAt])...);
+}
+
+// Runs a grid block by block (cluster by cluster along x), on shared memory that holds NaN at first.
+template <typename... Arguments>
+void run_grid(void (*kernel)(Arguments...), void** arguments, Index3 grid, unsigned threads, unsigned cluster,
+              std::size_t shared_bytes) {
+  g_grid = grid;
+  g_threads = threads;
+  g_shared_bytes = shared_bytes;
+  g_shared.assign(cluster, {});
+  tconv::test::BlockEmulator emulator;
+  for (g_block.z = 0; g_block.z < grid.z; ++g_block.z) {
+    for (g_block.y = 0; g_block.y < grid.y; ++g_block.y) {
+      for (g_block.x = 0; g_block.x < grid.x; g_block.x += cluster) {
+        for (std::vector<Cell>& shared : g_shared)
+          shared.assign((shared_bytes + 15) / 16 + kGuardBytes / 16, Cell{~0U, ~0U, ~0U, ~0U});
+        emulator.run(
+            static_cast<int>(threads), [&](int) { call(kernel, arguments, std::index_sequence_for<Arguments...>()); },
+            static_cast<int>(cluster));
+        for (unsigned block = 0; block < cluster; ++block) {
+          const unsigned char* bytes = shared_of(block);
+          if (!std::all_of(bytes + shared_bytes, bytes + shared_bytes + kGuardBytes - 15,
+                           [](unsigned char byte) { return byte == 0xff; })) {
+            throw std::runtime_error("the kernel wrote past its shared memory");
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace emulation
