@@ -5,14 +5,16 @@
 #include "core/family.h"
 #include "cuda/direct.h"
 #include "cuda/general.h"
+#include "cuda/reduce.h"
 #include "cuda/tile.h"
 
 namespace tconv::cuda {
 
 std::span<const Family> families() {
-  static constexpr std::array<Family, 3> kFamilies{{
+  static constexpr std::array<Family, 4> kFamilies{{
       {"tile", propose_tile, /*exclusive=*/true},
       {"direct", propose_direct, /*exclusive=*/true},
+      {"reduce", propose_reduce},
       {"general", propose_general},
   }};
   return kFamilies;

@@ -80,12 +80,13 @@ class KernelEmulator final : public cuda::JitKernelWatch {
   Entry entry_of(const cuda::KernelSource& source) {
     const std::string text = host_source(source);
     if (const auto found = entries_.find(text); found != entries_.end()) return found->second;
-    const std::string stem = (folder_ / ("kernel" + std::to_string(entries_.size()))).string();
+    static int s_libraries = 0;  // the loader takes a file of the same name for the same library, even after its end
+    const std::string stem = (folder_ / ("kernel" + std::to_string(s_libraries++))).string();
     std::ofstream(stem + ".cpp") << text;
     const std::string command = std::string(TCONV_HOST_COMPILER) +
-                                " -std=c++20 -O1 -w -fPIC -shared -fno-strict-aliasing -I" + TCONV_SOURCE_DIR +
-                                "/tests/cpp -I" + TCONV_SOURCE_DIR + "/src " + stem + ".cpp -o " + stem + ".so 2> " +
-                                stem + ".log";
+                                " -std=c++20 -O1 -w -fPIC -shared -fno-gnu-unique -fno-strict-aliasing -I" +
+                                TCONV_SOURCE_DIR + "/tests/cpp -I" + TCONV_SOURCE_DIR + "/src " + stem + ".cpp -o " +
+                                stem + ".so 2> " + stem + ".log";
     if (std::system(command.c_str()) != 0) {
       std::ifstream log(stem + ".log");
       throw std::runtime_error("the host compiler refused a kernel:\n" +

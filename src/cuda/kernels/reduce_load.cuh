@@ -1,0 +1,242 @@
+// From the two tensors into a block's shared memory: pixels become cells of V pixels of one channel.
+#pragma once
+
+#include "reduce_params.cuh"
+#include "tile_element.cuh"
+
+constexpr int kThreads = kShape.threads();
+constexpr int kWarps = kShape.warps();
+constexpr int kVector = kShape.vector();
+
+// What a block computes, and which part of the pixels it adds up.
+struct ReduceBlock {
+  int part;
+  int tile;  // among those of a part
+  int group;
+  int first_row;
+  int first_column;
+  int first_tap[3];
+
+  __device__ __forceinline__ ReduceBlock(const ReduceParams& params, int index) {
+    const int tiles = reduce_tiles(params);
+    part = index / tiles;
+    tile = index % tiles;
+    int rest = tile;
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+      first_tap[axis] = rest % params.tap_blocks[axis] * kShape.taps[axis];
+      rest /= params.tap_blocks[axis];
+    }
+    first_column = rest % params.column_blocks * kShape.block_columns();
+    rest /= params.column_blocks;
+    first_row = rest % params.row_blocks * kShape.block_rows();
+    group = rest / params.row_blocks;
+  }
+};
+
+// The pixels of a stage: the first sample and the first pixel along each axis.
+struct StageOrigin {
+  int first[4];
+
+  __device__ __forceinline__ StageOrigin(const ReduceParams& params, int index) {
+#pragma unroll
+    for (int dimension = 3; dimension >= 0; --dimension) {
+      first[dimension] = index % params.tiles[dimension] * kShape.tile[dimension] * kShape.split[dimension];
+      index /= params.tiles[dimension];
+    }
+  }
+};
+
+// Where the cells of a unit lie: from the stage's first element in bytes, and along samples and axes.
+struct alignas(16) UnitPlace {
+  unsigned offset;
+  unsigned short at[4];
+};
+
+// One of the two tensors. A warp loads chunks of 32 cells: neighbouring channels for neighbouring lanes, then units.
+template <bool kOfRows>
+struct Side {
+  static constexpr int kUnits = kOfRows ? kShape.row_units() : kShape.column_units();
+  static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
+  static constexpr int kLanes = kOfRows ? kShape.row_lanes : kShape.column_lanes;
+  static constexpr int kOthers = 32 / kLanes;
+  static constexpr int kUnitGroups = (kUnits + kLanes - 1) / kLanes;
+  static constexpr int kChunks = kOfRows ? kShape.row_chunks() : kShape.column_chunks();
+  static constexpr int kBatch = kOfRows ? kShape.row_batch() : kShape.column_batch();
+  static constexpr int kBatches = kOfRows ? kShape.row_batches() : kShape.column_batches();
+
+  const Element* base;  // sample 0, the block's first channel
+  int channels;         // of the block
+  unsigned channel_bytes;
+  const UnitPlace* places;
+
+  // The first element along an axis that a stage reads, inside the tensor or not.
+  static __device__ __forceinline__ int first(const ReduceParams& params, const ReduceBlock& block,
+                                              const StageOrigin& origin, int axis) {
+    if (kOfRows) return origin.first[1 + axis];
+    return origin.first[1 + axis] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
+           params.pad[axis];
+  }
+  static __device__ __forceinline__ const long long (&strides(const ReduceParams& params))[5] {
+    if constexpr (kOfRows) {
+      return params.row_strides;
+    } else {
+      return params.column_strides;
+    }
+  }
+  // From one part of a cell to the next, along samples or an axis.
+  static constexpr int part_step(int dimension) {
+    return kShape.tile[dimension] * (kOfRows || dimension == 0 ? 1 : kShape.step[dimension - 1]);
+  }
+  static constexpr int part_of(int v, int dimension) {
+    for (int inner = 3; inner > dimension; --inner) v /= kShape.split[inner];
+    return v % kShape.split[dimension];
+  }
+  // The pixels of a cell, a bit each, that belong to a part.
+  static constexpr unsigned bits_of(int dimension, int part) {
+    unsigned bits = 0;
+    for (int v = 0; v < kVector; ++v) bits |= part_of(v, dimension) == part ? 1u << v : 0u;
+    return bits;
+  }
+
+  __device__ __forceinline__ Side(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table) {
+    const long long(&stride)[5] = strides(params);
+    const int first_channel = kOfRows ? block.first_row : block.first_column;
+    const int all = kOfRows ? kShape.rows : kShape.columns;
+    base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
+           (static_cast<long long>(block.group) * all + first_channel) * stride[1];
+    channels = min(kChannels, all - first_channel);
+    channel_bytes = static_cast<unsigned>(stride[1] * kShape.element_bytes);
+    places = table;
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
+      UnitPlace place;
+      int rest = unit;
+#pragma unroll
+      for (int axis = 2; axis >= 0; --axis) {
+        const int extent = kOfRows ? kShape.tile[1 + axis] : kShape.places(axis);
+        place.at[1 + axis] = kOfRows ? rest % extent : kShape.reach(axis, rest % extent);
+        rest /= extent;
+      }
+      place.at[0] = rest;
+      const long long elements = place.at[0] * stride[0] + place.at[1] * stride[2] + place.at[2] * stride[3] +
+                                 place.at[3] * stride[4];
+      place.offset = static_cast<unsigned>(elements * kShape.element_bytes);
+      table[unit] = place;
+    }
+  }
+
+  static __device__ __forceinline__ int unit_of(int chunk) {
+    return chunk % kUnitGroups * kLanes + threadIdx.x % 32 / kOthers;
+  }
+  static __device__ __forceinline__ int channel_of(int chunk) {
+    return chunk / kUnitGroups * kOthers + threadIdx.x % kOthers;
+  }
+  static __device__ __forceinline__ int chunk_of(int batch, int item) {
+    return (batch * kBatch + item) * kWarps + threadIdx.x / 32;
+  }
+
+  // Loads the pixels of one batch of the thread's cells.
+  __device__ __forceinline__ void fetch(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int batch, Element (&values)[kShape.batch_cells()][kVector]) const {
+    const long long(&stride)[5] = strides(params);
+    int begin[4];
+    int limit[4];
+    const Element* start = base;
+    bool inside = true;  // the whole stage
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      const int axis = dimension - 1;
+      begin[dimension] = dimension == 0 ? origin.first[0] : first(params, block, origin, axis);
+      limit[dimension] = dimension == 0 ? params.batch : kOfRows ? params.row_size[axis] : params.column_size[axis];
+      start += begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+      const int last_unit = kOfRows || dimension == 0 ? kShape.tile[dimension] - 1
+                                                      : kShape.reach(axis, kShape.places(axis) - 1);
+      const int end = begin[dimension] + (kShape.split[dimension] - 1) * part_step(dimension) + last_unit;
+      inside = inside && begin[dimension] >= 0 && end < limit[dimension];
+    }
+    const Element* parts[kVector];
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      parts[v] = start;
+#pragma unroll
+      for (int dimension = 0; dimension < 4; ++dimension) {
+        parts[v] += part_of(v, dimension) * part_step(dimension) * stride[dimension == 0 ? 0 : 1 + dimension];
+      }
+    }
+#pragma unroll
+    for (int item = 0; item < kBatch; ++item) {
+      const int chunk = chunk_of(batch, item);
+      const int unit = unit_of(chunk);
+      const int channel = channel_of(chunk);
+      unsigned mask = 0;
+      unsigned offset = 0;
+      if (chunk < kChunks && unit < kUnits && channel < channels) {
+        const UnitPlace place = places[unit];
+        offset = place.offset + channel * channel_bytes;
+        mask = ~0u;
+        if (!inside) {
+#pragma unroll
+          for (int dimension = 0; dimension < 4; ++dimension) {
+#pragma unroll
+            for (int part = 0; part < kShape.split[dimension]; ++part) {
+              const int position = begin[dimension] + place.at[dimension] + part * part_step(dimension);
+              if (static_cast<unsigned>(position) >= static_cast<unsigned>(limit[dimension])) {
+                mask &= ~bits_of(dimension, part);
+              }
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        // One pointer for all threads and a 32-bit offset of their own: an addressing mode of the load.
+        const char* const address = reinterpret_cast<const char*>(parts[v]) + offset;
+        values[item][v] = (mask >> v & 1) != 0 ? __ldg(reinterpret_cast<const Element*>(address)) : Element(0);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void store(unsigned stage, int batch,
+                                               const Element (&values)[kShape.batch_cells()][kVector]) {
+#pragma unroll
+    for (int item = 0; item < kBatch; ++item) {
+      const int chunk = chunk_of(batch, item);
+      const int unit = unit_of(chunk);
+      const int channel = channel_of(chunk);
+      const int cell = kOfRows ? unit * kShape.row_pitch() + channel
+                               : kShape.row_cells() + channel / kShape.team_columns * kShape.team_cells() +
+                                     unit * kShape.team_columns + channel % kShape.team_columns;
+      if (chunk < kChunks && unit < kUnits && channel < kChannels) {
+        ptx::store_16(stage + cell * 16, make_cell(values[item]));
+      }
+    }
+  }
+};
+
+// Both tensors, in batches of as many cells as a thread can hold on their way.
+struct Loader {
+  Side<true> rows;
+  Side<false> columns;
+  Element values[kShape.batch_cells()][kVector];
+
+  __device__ __forceinline__ Loader(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table)
+      : rows(params, block, table), columns(params, block, table + kShape.row_units()) {}
+
+  __device__ __forceinline__ void fetch(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int batch) {
+    if (batch < kShape.row_batches()) {
+      rows.fetch(params, block, origin, batch, values);
+    } else {
+      columns.fetch(params, block, origin, batch - kShape.row_batches(), values);
+    }
+  }
+
+  __device__ __forceinline__ void store(unsigned stage, int batch) const {
+    if (batch < kShape.row_batches()) {
+      Side<true>::store(stage, batch, values);
+    } else {
+      Side<false>::store(stage, batch - kShape.row_batches(), values);
+    }
+  }
+};

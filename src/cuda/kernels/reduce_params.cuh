@@ -1,0 +1,159 @@
+// What the host and the device agree on about the reduce kernels (grad_weight on tensor cores); compiled by both.
+//
+// A gradient of the weight is a product summed over pixels. One tensor stays in place and gives the rows, the other is
+// shifted by the taps and gives the columns (which is which, the planner decides):
+//
+//   W[row, column, k] = sum over samples and i of  rows[n, row, i] columns[n, column, i step + k tap_step - pad]
+//
+// In shared memory sixteen bytes, a cell, hold V pixels of one channel. The pixels of a cell are not neighbours: a tile
+// of pixels is split into V parts of equal size (along the width, or the rows, or the samples), and a cell has the same
+// place of each part. So the next pixel is the next cell, and a tap is only another start among the cells, whatever the
+// shift. A unit is the cells of all channels at one place. With channels side by side in a unit and units along the
+// width one after the other, neighbouring taps of neighbouring channels are neighbouring rows of one matrix: a run.
+#pragma once
+
+#include "tile_params.cuh"
+
+struct ReduceShape {
+  TileMath math;
+  int element_bytes;
+
+  // The problem, per group and axis (depth, height, width). Sizes along the axes and the batch stay run-time values.
+  int rows;     // channels of the tensor in place
+  int columns;  // channels of the shifted tensor
+  int kernel[3];
+  int step[3];
+  int tap_step[3];
+  bool rows_channels_last;
+  bool columns_channels_last;
+
+  // A block: its taps (neighbours along each axis), its rows and its columns.
+  int taps[3];
+  bool apart[3];  // no two taps of the block read the same element: only what they read is kept, tap beside tap
+  bool warpgroup;     // teams of four warps (wgmma, 64 rows) or of one (mma.sync, 16 rows)
+  int row_tiles;      // of a team
+  int row_teams;
+  int team_columns;   // channels of the shifted tensor in one team
+  int column_teams;   // teams side by side, along the channels
+  int run;            // taps along the width in one product
+  int run_teams;      // teams that share the runs of the block
+  int team_runs;      // runs of a team
+
+  // The pixels of one stage: parts of a cell and units, along samples, depth, height, width.
+  int split[4];
+  int tile[4];
+  int row_lanes;     // lanes of a warp that load neighbouring units of the rows' tensor; the others: its channels
+  int column_lanes;  // the same of the columns' tensor
+  int most_cells;    // cells that a thread loads at once
+
+  int stages;  // 2: the next tile is loaded while one is multiplied
+  int blocks_per_multiprocessor;
+  bool partial;  // the sums of a block are parts, added up by the second kernel
+
+  constexpr int vector() const { return 16 / element_bytes; }
+  constexpr int all_taps() const { return taps[0] * taps[1] * taps[2]; }
+  constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
+  constexpr int team_threads() const { return warpgroup ? 128 : 32; }
+  constexpr int teams() const { return row_teams * column_teams * run_teams; }
+  constexpr int threads() const { return team_threads() * teams(); }
+  constexpr int block_rows() const { return tile_rows() * row_tiles * row_teams; }
+  constexpr int block_columns() const { return team_columns * column_teams; }
+  constexpr int loaded_rows() const { return block_rows() < rows ? block_rows() : rows; }
+  constexpr int loaded_columns() const { return block_columns() < columns ? block_columns() : columns; }
+
+  constexpr int width_runs() const { return (taps[2] + run - 1) / run; }
+  constexpr int runs() const { return taps[0] * taps[1] * width_runs(); }
+  // Columns of one product: a multiple of 8 (wgmma) or 16 (pairs of mma.sync).
+  constexpr int run_columns() const {
+    const int multiple = warpgroup ? 8 : 16;
+    return (run * team_columns + multiple - 1) / multiple * multiple;
+  }
+  constexpr int column_tiles() const { return run_columns() / 8; }
+
+  // Places along an axis among the units of the shifted tensor.
+  constexpr int place_step(int axis) const { return apart[axis] ? taps[axis] : step[axis]; }
+  constexpr int place_tap(int axis) const { return apart[axis] ? 1 : tap_step[axis]; }
+  constexpr int places(int axis) const {
+    return (tile[1 + axis] - 1) * place_step(axis) + (taps[axis] - 1) * place_tap(axis) + 1;
+  }
+  // How far a place lies from the tile's first element, in elements (of those that any tap can read).
+  constexpr int reach(int axis, int place) const {
+    return apart[axis] ? place / taps[axis] * step[axis] + place % taps[axis] * tap_step[axis] : place;
+  }
+
+  constexpr int row_units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+  constexpr int column_units() const { return tile[0] * places(0) * places(1) * places(2); }
+  constexpr int pixels() const { return row_units() * vector(); }
+  constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
+
+  // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
+  constexpr int row_pitch() const { return row_lanes > 1 ? block_rows() + 1 : block_rows(); }
+  constexpr int team_cells() const { return column_units() * team_columns; }
+  constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
+  constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
+  constexpr int stage_cells() const { return row_cells() + column_cells(); }
+  // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
+  // are multiplied with whatever follows, and not stored.
+  constexpr int spare_cells() const { return run * team_columns + 16; }
+  // Stages, then the places of the units.
+  constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
+  constexpr int shared_bytes() const { return 16 * (table_cell() + row_units() + column_units()); }
+
+  // Pieces of 32 cells, one per lane; what a thread has of them, and how many of those it loads at once.
+  constexpr int row_chunks() const { return chunks(row_units(), loaded_rows(), row_lanes); }
+  constexpr int column_chunks() const { return chunks(column_units(), loaded_columns(), column_lanes); }
+  constexpr int warps() const { return threads() / 32; }
+  constexpr int row_batches() const { return batches_of(row_chunks()); }
+  constexpr int column_batches() const { return batches_of(column_chunks()); }
+  constexpr int batches() const { return row_batches() + column_batches(); }
+  constexpr int row_batch() const { return batch_of(row_chunks()); }
+  constexpr int column_batch() const { return batch_of(column_chunks()); }
+  constexpr int batch_cells() const { return row_batch() > column_batch() ? row_batch() : column_batch(); }
+
+  // Sums of a block, [row][team of columns][run][column of the run].
+  constexpr int all_runs() const { return run_teams * team_runs; }
+  constexpr int block_sums() const { return column_teams * all_runs() * run_columns(); }
+
+  static constexpr int chunks(int units, int channels, int lanes) {
+    const int others = 32 / lanes;
+    return ((units + lanes - 1) / lanes) * ((channels + others - 1) / others);
+  }
+  constexpr int batches_of(int chunks) const {
+    const int cells = (chunks + warps() - 1) / warps();
+    return (cells + most_cells - 1) / most_cells;
+  }
+  constexpr int batch_of(int chunks) const {
+    const int cells = (chunks + warps() - 1) / warps();
+    return (cells + batches_of(chunks) - 1) / batches_of(chunks);
+  }
+};
+
+struct ReduceParams {
+  const void* rows;
+  const void* columns;
+  float* sums;   // [part][tile][row][...] where the block's sums are parts
+  void* weight;  // else: the result
+  long long row_strides[5];     // batch, channel, depth, height, width
+  long long column_strides[5];
+  long long weight_strides[6];  // group, row, column, depth, height, width
+  int batch;
+  int groups;
+  int row_size[3];
+  int column_size[3];
+  int pad[3];        // may be negative
+  int row_blocks;
+  int column_blocks;
+  int tap_blocks[3];
+  int tiles[4];      // stages along samples, depth, height, width
+  int parts;
+};
+
+// Blocks that share a part: one for each tile of the weight.
+constexpr int reduce_tiles(const ReduceParams& params) {
+  return params.groups * params.row_blocks * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] *
+         params.tap_blocks[2];
+}
+
+// The second kernel: 32 weights and 8 pieces of their parts in a block.
+constexpr int kFinishLanes = 32;
+constexpr int kFinishPieces = 8;
