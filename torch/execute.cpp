@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 
+#include "tconv/error.h"
 #include "tconv/plan.h"
 
 namespace tconv::front {
@@ -77,6 +78,10 @@ Problem problem_of(const Geometry<std::int64_t>& g, Direction direction, const O
   return problem;
 }
 
+Device device_for(const at::Tensor& tensor) {
+  return {tensor.is_cuda() ? Backend::cuda : Backend::cpu, tensor.is_cuda() ? tensor.get_device() : 0};
+}
+
 void* data_of(const at::Tensor& tensor) {
   return tensor.defined() ? const_cast<void*>(tensor.const_data_ptr()) : nullptr;  // NOLINT: Buffers says what is read
 }
@@ -108,11 +113,21 @@ const Plan& plan_of(const Problem& problem, const Device& device) {
 
 }  // namespace
 
+bool can_execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
+  if (!operands.output.is_cuda()) return true;
+  try {
+    plan_of(problem_of(geometry, direction, operands), device_for(operands.output));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
   const at::Tensor& any = operands.output;
   const c10::OptionalDeviceGuard guard(any.device());
   const Problem problem = problem_of(geometry, direction, operands);
-  const Device device{any.is_cuda() ? Backend::cuda : Backend::cpu, any.is_cuda() ? any.get_device() : 0};
+  const Device device = device_for(any);
   const Plan& chosen = plan_of(problem, device);
 
   Buffers buffers{data_of(operands.input), data_of(operands.weight), data_of(operands.bias), data_of(operands.output)};

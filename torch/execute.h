@@ -21,6 +21,9 @@ struct Operands {
 
 void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands);
 
+// Whether some kernel family of the tensors' device takes the problem.
+bool can_execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands);
+
 // Whether work on a CPU is shared among PyTorch's threads. at::parallel_for lives in PyTorch's headers, and where this
 // is compiled without -fopenmp it is a plain loop: then the library's own threads work.
 bool uses_pytorch_threads();

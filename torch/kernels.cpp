@@ -38,29 +38,33 @@ Tensor real_forward(const IntGeometry& g, const Tensor& input, const Tensor& wei
   return output;
 }
 
-// tconv has no gradient kernels for GPUs yet: there PyTorch's own compute the gradients.
-Gradients pytorch_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                           at::MemoryFormat format, Mask mask) {
+// The gradient of the input where tconv has no kernel for it: PyTorch's own.
+Tensor pytorch_grad_input(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                          at::MemoryFormat format) {
   const auto values = [&g](const std::array<std::int64_t, kSpatialAxes>& all) {
     return IntArrayRef(all.data(), static_cast<std::size_t>(g.rank));
   };
   const std::array<std::int64_t, 1> bias_sizes = {g.out_channels};
-  Gradients result =
-      at::convolution_backward(grad_output, input, weight, IntArrayRef(bias_sizes), values(g.stride), values(g.padding),
-                               values(g.dilation), /*transposed=*/true, values(g.output_padding), g.groups, mask);
-  auto& [grad_input, grad_weight, grad_bias] = result;
-  if (grad_input.defined()) grad_input = grad_input.contiguous(format);
-  if (grad_weight.defined()) grad_weight = grad_weight.contiguous(format);
-  return result;
+  const Gradients result = at::convolution_backward(
+      grad_output, input, weight, IntArrayRef(bias_sizes), values(g.stride), values(g.padding), values(g.dilation),
+      /*transposed=*/true, values(g.output_padding), g.groups, {true, false, false});
+  return std::get<0>(result).contiguous(format);
 }
 
-Gradients own_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                       at::MemoryFormat format, Mask mask) {
+Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                        at::MemoryFormat format, Mask mask) {
   Gradients result;
   auto& [grad_input, grad_weight, grad_bias] = result;
   if (mask[0]) {
     grad_input = empty_like_type(input, input.sizes(), format);
-    if (grad_input.numel() > 0) execute(g, Direction::grad_input, {grad_input, weight, {}, grad_output});
+    if (grad_input.numel() > 0) {
+      const Operands operands = {grad_input, weight, {}, grad_output};
+      if (can_execute(g, Direction::grad_input, operands)) {
+        execute(g, Direction::grad_input, operands);
+      } else {
+        grad_input = pytorch_grad_input(g, grad_output, input, weight, format);
+      }
+    }
   }
   if (mask[1]) {
     grad_weight = empty_like_type(weight, weight.sizes(), format);
@@ -79,12 +83,6 @@ Gradients own_backward(const IntGeometry& g, const Tensor& grad_output, const Te
     }
   }
   return result;
-}
-
-Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                        at::MemoryFormat format, Mask mask) {
-  return input.is_cuda() ? pytorch_backward(g, grad_output, input, weight, format, mask)
-                         : own_backward(g, grad_output, input, weight, format, mask);
 }
 
 struct Parts {

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "cuda/general_weight.h"
+#include "cuda/grad_bias.h"
 #include "cuda/jit_kernel.h"
 
 namespace tconv::cuda {
@@ -169,6 +171,8 @@ GeneralParams general_params(const Problem& problem, const GeneralShape& shape) 
 }
 
 Proposal propose_general(const Problem& problem, const DeviceProperties& device) {
+  if (problem.direction == Direction::grad_weight) return propose_general_weight(problem, device);
+  if (problem.direction == Direction::grad_bias) return propose_grad_bias(problem, device);
   if (problem.direction != Direction::forward) return Proposal::decline("gradients on the GPU run through PyTorch");
   if (element_count(problem.output_sizes()) > kInt * std::int64_t{kThreads}) {
     return Proposal::decline("the output must have at most 2^39 elements, more than any GPU's memory");

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/family.h"
+#include "cuda/depthwise_weight.h"
 #include "cuda/direct.h"
 #include "cuda/general.h"
 #include "cuda/reduce.h"
@@ -11,10 +12,11 @@
 namespace tconv::cuda {
 
 std::span<const Family> families() {
-  static constexpr std::array<Family, 4> kFamilies{{
+  static constexpr std::array<Family, 5> kFamilies{{
       {"tile", propose_tile, /*exclusive=*/true},
       {"direct", propose_direct, /*exclusive=*/true},
       {"reduce", propose_reduce},
+      {"depthwise", propose_depthwise_weight},
       {"general", propose_general},
   }};
   return kFamilies;

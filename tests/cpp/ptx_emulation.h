@@ -124,6 +124,8 @@ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulation::shared_memory());
 }
 
+inline int opaque(int value) { return value; }
+
 inline void load_matrices(unsigned (&out)[4], unsigned address) {
   const int lane = emulation::lane();
   const tconv::test::BlockEmulator::Exchange rows({address});
@@ -141,6 +143,11 @@ inline void copy_16_async(unsigned shared, const void* global) {
 inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}
+
+template <typename T>
+T load_if(bool exists, const T* global) {
+  return exists ? *global : T{};
+}
 
 inline Cell load_16(const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a 16-byte load is not aligned");

@@ -12,6 +12,13 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// The same value, of which the compiler knows nothing: it makes no second copy of the code that follows for a case that
+// it could tell from the value.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Four 8x8 matrices of 16-bit pairs, one row of 16 bytes per lane's address.
 __device__ __forceinline__ void load_matrices(unsigned (&out)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -28,6 +35,23 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int kPending>  // groups of copies that may still be under way
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// An element, or zero where it does not exist.
+__device__ __forceinline__ float load_if(bool exists, const float* global) {
+  float value;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, 0f00000000; @p ld.global.nc.f32 %0, [%2]; }"
+      : "=f"(value)
+      : "r"(static_cast<int>(exists)), "l"(global));
+  return value;
+}
+__device__ __forceinline__ unsigned short load_if(bool exists, const unsigned short* global) {
+  unsigned short value;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b16 %0, 0; @p ld.global.nc.u16 %0, [%2]; }"
+               : "=h"(value)
+               : "r"(static_cast<int>(exists)), "l"(global));
+  return value;
 }
 
 __device__ __forceinline__ Cell load_16(const void* global) {

@@ -73,16 +73,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
 
   // Each turn multiplies a stage and loads the next one, batch by batch; the first one only loads.
   constexpr int kBatches = kShape.batches();
+  const int batches = ptx::opaque(kBatches);
   __syncthreads();
 #pragma unroll 1
   for (int index = begin - 1; index < end; ++index) {
     const int products = index < begin ? 0 : kShape.products();
     const StageOrigin origin(params, index + 1);
 #pragma unroll 1
-    for (int batch = 0; batch < kBatches; ++batch) {
-      if (index + 1 < end) loader.fetch(params, block, origin, batch);
+    for (int batch = 0; batch < batches; ++batch) {
+      if (index + 1 < end) loader.fetch(params, block, origin, ptx::opaque(batch));
       team.multiply_stage(stage_at(index), products * batch / kBatches, products * (batch + 1) / kBatches);
-      if (index + 1 < end) loader.store(stage_at(index + 1), batch);
+      if (ptx::opaque(index + 1 < end) != 0) loader.store(stage_at(index + 1), ptx::opaque(batch));
     }
     if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
     team.end_stage();

@@ -192,7 +192,7 @@ struct Side {
       for (int v = 0; v < kVector; ++v) {
         // One pointer for all threads and a 32-bit offset of their own: an addressing mode of the load.
         const char* const address = reinterpret_cast<const char*>(parts[v]) + offset;
-        values[item][v] = (mask >> v & 1) != 0 ? __ldg(reinterpret_cast<const Element*>(address)) : Element(0);
+        values[item][v] = ptx::load_if((mask >> v & 1) != 0, reinterpret_cast<const Element*>(address));
       }
     }
   }

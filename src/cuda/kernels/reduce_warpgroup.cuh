@@ -28,7 +28,7 @@ struct TeamTile : TeamPlace {
     const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
     const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
     ptx::fence_warpgroup();
-#pragma unroll 4
+#pragma unroll 2
     for (int product = begin; product < end; ++product) {
 #pragma unroll
       for (int run = 0; run < kTeamRuns; ++run) {
