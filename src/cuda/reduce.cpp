@@ -34,7 +34,8 @@ std::string initialiser(const ReduceShape& s) {
   text += truth(s.warpgroup) + number(s.row_tiles) + number(s.row_teams) + number(s.team_columns) +
           number(s.column_teams) + number(s.run) + number(s.run_teams) + number(s.team_runs);
   text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_lanes) + number(s.column_lanes) +
-          number(s.most_cells) + number(s.stages) + number(s.blocks_per_multiprocessor) + text_of(s.partial);
+          number(s.most_cells) + number(s.stages) + number(s.blocks_per_multiprocessor) + truth(s.partial) +
+          text_of(s.columns_first);
   return text + "}";
 }
 

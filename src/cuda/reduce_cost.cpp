@@ -12,7 +12,7 @@ int reduce_registers(const ReduceShape& shape) {
   // Two-byte elements wait in a register each, and take more to be put together.
   const int values = shape.batch_cells() * (shape.element_bytes == 2 ? 9 : 4);
   return sums + fragments + values + shape.team_runs +
-         (shape.warpgroup ? 56 : 64);
+         (shape.warpgroup ? 56 : split ? 76 : 64);
 }
 
 std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params) {
@@ -73,8 +73,10 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
   const double stages = std::ceil(all / params.parts);
   const double outputs = static_cast<double>(shape.block_rows()) * shape.block_sums();
-  const double scattered = shape.partial ? 4 : 4.0 * std::min<double>(8, shape.kernel[0] * shape.kernel[1] * shape.kernel[2]);
-  const double ending = outputs * scattered / 24 + 1500;
+  // Pieces of the weight that lie together, in bytes; results take two ways through shared memory.
+  const bool whole_taps = shape.taps[1] == shape.kernel[1] && shape.taps[2] == shape.kernel[2];
+  const double piece = whole_taps ? 64 : shape.taps[2] * shape.element_bytes;
+  const double ending = shape.partial ? outputs * 4 / 24 + 1500 : outputs * (0.3 + 32 / std::min(piece, 32.0) * 4 / 24) + 3000;
   const int resident = shape.blocks_per_multiprocessor;
   const double blocks = static_cast<double>(reduce_tiles(params)) * params.parts;
   const double slots = static_cast<double>(device.multiprocessors) * resident;

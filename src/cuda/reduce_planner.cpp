@@ -46,6 +46,7 @@ ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const
   const auto channels_last = [](const Strides& strides) { return strides[1] == 1 && strides[4] != 1; };
   shape.rows_channels_last = channels_last(reduction.row_strides);
   shape.columns_channels_last = channels_last(reduction.column_strides);
+  shape.columns_first = reduction.weight_strides[2] == 1;
   // Tiles of 64 rows that are mostly empty are better cut into tiles of 16.
   shape.warpgroup = device.arch == 90 && device.has_wgmma && shape.math != TileMath::fp32x3 && reduction.rows >= 24;
   return shape;
@@ -267,6 +268,7 @@ bool complete(ReduceShape& shape, const DeviceProperties& device) {
   shape.column_lanes =
       lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_units(), shape.loaded_columns());
   shape.stages = 2;
+  shape.partial = true;
   shape.most_cells = shape.element_bytes == 2 ? 4 : 8;
   if (shape.batches() > 8) return false;
   // What a descriptor can say.
@@ -301,6 +303,10 @@ void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shap
   for (const int parts : choices) {
     ReduceCandidate candidate{shape, reduction.swapped, parts, 0};
     candidate.shape.partial = parts > 1;
+    if (static_cast<std::size_t>(candidate.shape.shared_bytes()) * shape.blocks_per_multiprocessor +
+            1024 * shape.blocks_per_multiprocessor > device.shared_bytes_per_multiprocessor) {
+      continue;
+    }
     params.parts = parts;
     if (parts > 1 && reduce_part_bytes(shape, params) * static_cast<std::size_t>(parts) > kMostWorkspace) continue;
     candidate.expected_seconds = reduce_seconds(candidate.shape, params, problem, reduction, device);

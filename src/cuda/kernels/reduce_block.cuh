@@ -4,55 +4,78 @@
 
 #include "reduce_load.cuh"
 
-// Sums of a block that are parts go to the workspace as they lie; whole ones are the result.
-__device__ __forceinline__ void store_sums(const ReduceParams& params, const ReduceBlock& block, const TeamTile& team) {
-  const int lane = threadIdx.x % 32;
-  const int rows_left = kShape.rows - block.first_row;
-  float* const sums = kShape.partial ? params.sums + (static_cast<long long>(block.part) * reduce_tiles(params) + block.tile) *
-                                                         kShape.block_rows() * kShape.block_sums()
-                                     : nullptr;
-  const long long(&stride)[6] = params.weight_strides;
-  Element* const weight =
-      static_cast<Element*>(params.weight) + block.group * stride[0] + block.first_row * stride[1];
+// The sums of a thread in one row, as fragments hold them: pairs of neighbours.
+__device__ __forceinline__ void store_row(const TeamTile& team, int tile, int half, float* row) {
 #pragma unroll
   for (int run = 0; run < kTeamRuns; ++run) {
-    const int block_run = team.run_team * kTeamRuns + run;
-    const int first_w = block_run % kShape.width_runs() * kShape.run;
-    const int h = block_run / kShape.width_runs() % kShape.taps[1];
-    const int d = block_run / kShape.width_runs() / kShape.taps[1];
-    const int first_sum = (team.column_team * kShape.all_runs() + block_run) * kShape.run_columns();
-    const bool exists = block_run < kShape.runs() && block.first_tap[0] + d < kShape.kernel[0] &&
-                        block.first_tap[1] + h < kShape.kernel[1];
+    const int first =
+        (team.column_team * kShape.all_runs() + team.run_team * kTeamRuns + run) * kShape.run_columns();
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
+    for (int column_tile = 0; column_tile < kColumnTiles; ++column_tile) {
+      const float(&value)[4] = team.sum[tile][run][column_tile];
+      const float2 pair = {value[2 * half], value[2 * half + 1]};
+      *reinterpret_cast<float2*>(row + first + column_tile * 8 + threadIdx.x % 4 * 2) = pair;
+    }
+  }
+}
+
+// Sums that are parts go to the workspace as they lie.
+__device__ __forceinline__ void store_parts(const ReduceParams& params, const ReduceBlock& block,
+                                            const TeamTile& team) {
+  float* const sums = params.sums + (static_cast<long long>(block.part) * reduce_tiles(params) + block.tile) *
+                                        kShape.block_rows() * kShape.block_sums();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = team.row(tile) + lane / 4 + 8 * half;
-        if (row >= rows_left) continue;
+  for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-        for (int column_tile = 0; column_tile < kColumnTiles; ++column_tile) {
-          const int at = column_tile * 8 + lane % 4 * 2;
-          const float(&value)[4] = team.sum[tile][run][column_tile];
-          if constexpr (kShape.partial) {
-            const float2 pair = {value[2 * half], value[2 * half + 1]};
-            *reinterpret_cast<float2*>(sums + row * kShape.block_sums() + first_sum + at) = pair;
-          } else {
+    for (int half = 0; half < 2; ++half) {
+      const int row = team.row(tile) + threadIdx.x % 32 / 4 + 8 * half;
+      if (block.first_row + row < kShape.rows) store_row(team, tile, half, sums + row * kShape.block_sums());
+    }
+  }
+}
+
+// Writes the staged rows: those of every warp's tile, in the order of the weight.
+__device__ __forceinline__ void store_staged(const ReduceParams& params, const ReduceBlock& block, int tile, int half,
+                                             const float* staged) {
+  constexpr int kTaps = kShape.all_taps();
+  constexpr int kColumns = kShape.loaded_columns();
+  const long long(&stride)[6] = params.weight_strides;
+  Element* const weight = static_cast<Element*>(params.weight) + block.group * stride[0];
+#pragma unroll 1
+  for (int index = threadIdx.x; index < kShape.staged_rows() * kColumns * kTaps; index += kThreads) {
+    const int at = index % (kColumns * kTaps);
+    const int slot = index / (kColumns * kTaps);  // [team][warp of it][row]
+    const int column = kShape.columns_first ? at % kColumns : at / kTaps;
+    const int tap = kShape.columns_first ? at / kColumns : at % kTaps;
+    const int w = tap % kShape.taps[2];
+    const int h = tap / kShape.taps[2] % kShape.taps[1];
+    const int d = tap / kShape.taps[2] / kShape.taps[1];
+    constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
+    const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
+                    slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
+    if (row < kShape.rows && block.first_column + column < kShape.columns && block.first_tap[0] + d < kShape.kernel[0] &&
+        block.first_tap[1] + h < kShape.kernel[1] && block.first_tap[2] + w < kShape.kernel[2]) {
+      weight[row * stride[1] + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
+             (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5]] =
+          to_storage(staged[slot * kShape.staged_pitch() + kShape.sum_of(column, d, h, w)], Element());
+    }
+  }
+}
+
+// Sums that are whole are the result.
+__device__ __forceinline__ void store_result(const ReduceParams& params, const ReduceBlock& block,
+                                             const TeamTile& team, float* staged) {
+  const int row_team = team.first_row / (kRowTiles * kShape.tile_rows());
+  const int warp = kShape.warpgroup ? threadIdx.x / 32 % 4 : 0;
+  const int slot = (row_team * (kShape.warpgroup ? 4 : 1) + warp) * 8 + threadIdx.x % 32 / 4;
 #pragma unroll
-            for (int side = 0; side < 2; ++side) {
-              const int w = first_w + (at + side) / kShape.team_columns;
-              const int column = block.first_column + team.column_team * kShape.team_columns +
-                                 (at + side) % kShape.team_columns;
-              const bool mine = (at + side) < kShape.run * kShape.team_columns && w < kShape.taps[2] &&
-                                block.first_tap[2] + w < kShape.kernel[2] && column < kShape.columns;
-              if (exists && mine) {
-                weight[row * stride[1] + column * stride[2] + (block.first_tap[0] + d) * stride[3] +
-                       (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5]] =
-                    to_storage(value[2 * half + side], Element());
-              }
-            }
-          }
-        }
-      }
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      store_row(team, tile, half, staged + slot * kShape.staged_pitch());
+      __syncthreads();
+      store_staged(params, block, tile, half, staged);
+      __syncthreads();
     }
   }
 }
@@ -89,5 +112,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     team.end_stage();
     __syncthreads();
   }
-  store_sums(params, block, team);
+  if constexpr (kShape.partial) {
+    store_parts(params, block, team);
+  } else {
+    store_result(params, block, team, reinterpret_cast<float*>(shared_memory));
+  }
 }

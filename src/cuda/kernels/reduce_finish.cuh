@@ -28,16 +28,12 @@ extern "C" __global__ void __launch_bounds__(kFinishLanes* kFinishPieces)
              column / kShape.block_columns();
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) tile = tile * params.tap_blocks[axis] + tap[axis] / kShape.taps[axis];
-  const int w = tap[2] % kShape.taps[2];
-  const int run =
-      (tap[0] % kShape.taps[0] * kShape.taps[1] + tap[1] % kShape.taps[1]) * kShape.width_runs() + w / kShape.run;
-  const int team = column % kShape.block_columns() / kShape.team_columns;
-  const int at = w % kShape.run * kShape.team_columns + column % kShape.team_columns;
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
   const float* const sums =
       params.sums +
       (static_cast<long long>(tile) * kShape.block_rows() + row % kShape.block_rows()) * kShape.block_sums() +
-      (team * kShape.all_runs() + run) * kShape.run_columns() + at;
+      kShape.sum_of(column % kShape.block_columns(), tap[0] % kShape.taps[0], tap[1] % kShape.taps[1],
+                    tap[2] % kShape.taps[2]);
 
   float total = 0;
   const int begin = params.parts * piece / kFinishPieces;

@@ -48,7 +48,8 @@ struct ReduceShape {
 
   int stages;  // 2: the next tile is loaded while one is multiplied
   int blocks_per_multiprocessor;
-  bool partial;  // the sums of a block are parts, added up by the second kernel
+  bool partial;       // the sums of a block are parts, added up by the second kernel
+  bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
 
   constexpr int vector() const { return 16 / element_bytes; }
   constexpr int all_taps() const { return taps[0] * taps[1] * taps[2]; }
@@ -97,7 +98,11 @@ struct ReduceShape {
   constexpr int spare_cells() const { return run * team_columns + 16; }
   // Stages, then the places of the units.
   constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
-  constexpr int shared_bytes() const { return 16 * (table_cell() + row_units() + column_units()); }
+  constexpr int pipeline_bytes() const { return 16 * (table_cell() + row_units() + column_units()); }
+  constexpr int shared_bytes() const {
+    const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
+    return pipeline_bytes() > staged ? pipeline_bytes() : staged;
+  }
 
   // Pieces of 32 cells, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const { return chunks(row_units(), loaded_rows(), row_lanes); }
@@ -113,6 +118,17 @@ struct ReduceShape {
   // Sums of a block, [row][team of columns][run][column of the run].
   constexpr int all_runs() const { return run_teams * team_runs; }
   constexpr int block_sums() const { return column_teams * all_runs() * run_columns(); }
+  // Where a sum stands in its row.
+  constexpr int sum_of(int column, int d, int h, int w) const {
+    const int block_run = (d * taps[1] + h) * width_runs() + w / run;
+    return (column / team_columns * all_runs() + block_run) * run_columns() + w % run * team_columns +
+           column % team_columns;
+  }
+
+  // Results pass through shared memory, eight rows of every warp at a time, so that they leave in the weight's order.
+  // Rows are 8 words apart modulo 32: the fragments' stores meet no bank twice.
+  constexpr int staged_rows() const { return 8 * (warpgroup ? 4 : 1) * row_teams; }
+  constexpr int staged_pitch() const { return (block_sums() + 31) / 32 * 32 + 8; }
 
   static constexpr int chunks(int units, int channels, int lanes) {
     const int others = 32 / lanes;
