@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "cuda/jit_kernel.h"
 #include "cuda/reduce_cost.h"
 #include "cuda/wgmma.h"
+#include "tconv/error.h"
 
 namespace tconv::cuda {
 namespace {
@@ -33,8 +36,9 @@ std::string initialiser(const ReduceShape& s) {
   text += list(s.taps) + ", {" + truth(s.apart[0]) + truth(s.apart[1]) + text_of(s.apart[2]) + "}, ";
   text += truth(s.warpgroup) + number(s.row_tiles) + number(s.row_teams) + number(s.team_columns) +
           number(s.column_teams) + number(s.run) + number(s.run_teams) + number(s.team_runs);
-  text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_lanes) + number(s.column_lanes) +
-          number(s.most_cells) + number(s.stages) + number(s.blocks_per_multiprocessor) + truth(s.partial) +
+  text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_vector) + number(s.column_vector) +
+          number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) + number(s.loader_warps) +
+          number(s.team_registers) + number(s.loader_registers) + number(s.stages) + number(s.blocks_per_multiprocessor) + truth(s.partial) +
           text_of(s.columns_first);
   return text + "}";
 }
@@ -60,8 +64,8 @@ std::string product_table(const ReduceShape& shape) {
     unit /= shape.tile[2];
     const int d = unit % shape.tile[1];
     const int n = unit / shape.tile[1];
-    const int row = (n * shape.places(0) + d * shape.place_step(0)) * shape.places(1) + h * shape.place_step(1);
-    cells += std::to_string((row * shape.places(2) + w * shape.place_step(2)) * shape.team_columns) + ", ";
+    const int row = (n * shape.extent(0) + d * shape.place_step(0)) * shape.extent(1) + h * shape.place_step(1);
+    cells += std::to_string((row * shape.extent(2) + w * shape.place_step(2)) * shape.team_columns) + ", ";
   }
   return "__constant__ int kProductCells[] = {" + cells + "};\n";
 }
@@ -75,10 +79,12 @@ KernelSource main_source(const ReduceShape& shape) {
 
 class ReduceKernel final : public Kernel {
  public:
+  // `unaligned` computes the problem when the tensors' addresses do not allow the candidate's vectors.
   ReduceKernel(const Problem& problem, const Reduction& reduction, const DeviceProperties& device,
-               const ReduceCandidate& candidate)
+               const ReduceCandidate& candidate, std::shared_ptr<const ReduceKernel> unaligned)
       : reduction_(reduction),
         shape_(candidate.shape),
+        unaligned_(std::move(unaligned)),
         params_(reduce_params(problem, reduction, shape_, candidate.parts)),
         device_(device.device.index),
         kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
@@ -95,6 +101,10 @@ class ReduceKernel final : public Kernel {
     params.columns = at(reduction_.swapped ? buffers.input : buffers.output, reduction_.column_offset);
     params.weight = at(buffers.weight, reduction_.weight_offset);
     params.sums = static_cast<float*>(buffers.workspace);
+    if (!aligned(params.rows, shape_.row_vector) || !aligned(params.columns, shape_.column_vector)) {
+      if (unaligned_ == nullptr) throw Error("the tensors of this problem must be aligned to 16 bytes");
+      return unaligned_->run(buffers, execution);
+    }
     void* arguments[] = {&params};
     const auto blocks = static_cast<unsigned>(reduce_tiles(params)) * static_cast<unsigned>(params.parts);
     kernel_.launch(device_, {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads())}, arguments,
@@ -108,10 +118,13 @@ class ReduceKernel final : public Kernel {
   void prepare() const override {
     kernel_.prepare(device_);
     if (finish_) finish_->prepare(device_);
+    if (unaligned_ != nullptr) unaligned_->prepare();
   }
 
   std::size_t workspace_bytes() const {
-    return shape_.partial ? reduce_part_bytes(shape_, params_) * static_cast<std::size_t>(params_.parts) : 0;
+    const std::size_t own =
+        shape_.partial ? reduce_part_bytes(shape_, params_) * static_cast<std::size_t>(params_.parts) : 0;
+    return unaligned_ == nullptr ? own : std::max(own, unaligned_->workspace_bytes());
   }
 
   std::string describe() const override {
@@ -123,6 +136,8 @@ class ReduceKernel final : public Kernel {
     text += std::string(s.warpgroup ? ", warpgroups " : ", warps ") + std::to_string(s.row_teams) + "x" +
             std::to_string(s.column_teams) + "x" + std::to_string(s.run_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(s.team_runs * s.run_columns());
+    if (s.loader_warps > 0) text += " and " + std::to_string(s.loader_warps) + " warps that load";
+    text += ", vectors of " + std::to_string(s.row_vector) + " and " + std::to_string(s.column_vector);
     text += ", " + std::to_string(params_.parts) + (params_.parts == 1 ? " part" : " parts") + ", " +
             std::to_string(reduce_tiles(params_) * params_.parts) + " blocks (" +
             std::to_string(s.blocks_per_multiprocessor) + " per multiprocessor), " +
@@ -131,8 +146,13 @@ class ReduceKernel final : public Kernel {
   }
 
  private:
+  bool aligned(const void* tensor, int vector) const {
+    return reinterpret_cast<std::uintptr_t>(tensor) % static_cast<std::size_t>(vector * shape_.element_bytes) == 0;
+  }
+
   Reduction reduction_;
   ReduceShape shape_;
+  std::shared_ptr<const ReduceKernel> unaligned_;
   ReduceParams params_;
   int device_;
   JitKernel kernel_;
@@ -172,8 +192,16 @@ Proposal propose_reduce(const Problem& problem, const DeviceProperties& device) 
 }
 
 Proposal propose_reduce(const Problem& problem, const DeviceProperties& device, const ReduceCandidate& candidate) {
-  const Reduction reduction = *reduction_of(problem, candidate.swapped);
-  const auto kernel = std::make_shared<const ReduceKernel>(problem, reduction, device, candidate);
+  const auto kernel_of = [&](const ReduceCandidate& cut, std::shared_ptr<const ReduceKernel> unaligned) {
+    return std::make_shared<const ReduceKernel>(problem, *reduction_of(problem, cut.swapped), device, cut,
+                                                std::move(unaligned));
+  };
+  std::shared_ptr<const ReduceKernel> unaligned;
+  if (candidate.shape.row_vector > 1 || candidate.shape.column_vector > 1) {
+    const std::vector<ReduceCandidate> narrow = reduce_candidates(problem, device, {.aligned = false});
+    if (!narrow.empty()) unaligned = kernel_of(narrow.front(), nullptr);
+  }
+  const auto kernel = kernel_of(candidate, std::move(unaligned));
   Proposal proposal;
   proposal.workspace_bytes = kernel->workspace_bytes();
   proposal.expected_seconds = candidate.expected_seconds;

@@ -23,8 +23,13 @@ struct ReduceCandidate {
 // Why the family declines, or empty.
 std::string why_no_reduce(const Problem& problem, const DeviceProperties& device);
 
+struct ReduceOptions {
+  bool aligned = true;  // the tensors' addresses allow vectors of 16 bytes, if their strides do
+};
+
 // All cuts worth considering, best first; empty when none fits the device.
-std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const DeviceProperties& device);
+std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const DeviceProperties& device,
+                                               const ReduceOptions& options = {});
 
 // The kernel's argument without the pointers.
 ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, const ReduceShape& shape, int parts);

@@ -9,10 +9,8 @@ int reduce_registers(const ReduceShape& shape) {
   const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
-  // Two-byte elements wait in a register each, and take more to be put together.
-  const int values = shape.batch_cells() * (shape.element_bytes == 2 ? 9 : 4);
-  return sums + fragments + values + shape.team_runs +
-         (shape.warpgroup ? 56 : split ? 76 : 64);
+  if (shape.loader_warps > 0) return sums + shape.team_runs + 32;
+  return sums + fragments + shape.batch_words() + shape.team_runs + (shape.warpgroup ? 60 : split ? 92 : 64);
 }
 
 std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params) {
@@ -45,11 +43,21 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   const double column_cells = static_cast<double>(shape.column_units()) * shape.loaded_columns();
   const double row_chunks = shape.row_chunks();
   const double column_chunks = shape.column_chunks();
-  const bool row_conflicts = shape.row_pitch() % 8 == 0 && shape.row_lanes > 1;
-  const bool column_conflicts = shape.team_columns % 8 == 0 && shape.column_lanes > 1;
-  const auto lines = [](int lanes) { return lanes == 1 ? 1.0 : std::max(32.0 / lanes, 1.5); };
-  const double pipe = operand_reads + row_chunks * (4 * (row_conflicts ? 2 : 1) + shape.vector() * lines(shape.row_lanes)) +
-                      column_chunks * (4 * (column_conflicts ? 2 : 1) + shape.vector() * lines(shape.column_lanes));
+  // A load takes a cycle for each line of memory that it touches, a store four, or twice that where lanes meet a bank.
+  const auto lines = [&](bool channels_last, int lanes, int vector, int width) {
+    const double bytes = static_cast<double>(vector) * shape.element_bytes;
+    if (channels_last) return lanes * std::max(32 / lanes * bytes / 128, 1.0);
+    const double rows = std::max(static_cast<double>(lanes) * vector / width, 1.0);
+    return 32.0 / lanes * std::max(lanes * bytes / 128 + 0.5, 1.25 * rows);
+  };
+  const bool conflicts = shape.team_columns % 8 == 0 && !shape.columns_channels_last && shape.column_vector == 1;
+  const double pipe =
+      operand_reads +
+      row_chunks * (4 * shape.row_vector +
+                    shape.vector() * lines(shape.rows_channels_last, shape.row_lanes, shape.row_vector, shape.tile[3])) +
+      column_chunks * (4 * shape.column_vector * (conflicts ? 2 : 1) +
+                       shape.vector() * lines(shape.columns_channels_last, shape.column_lanes, shape.column_vector,
+                                              shape.extent(2)));
 
   // Rows that begin and end inside a sector move it whole, and so do elements that no tap reads.
   const auto sectors = [&](bool channels_last, double run, std::int64_t stride) {
@@ -63,13 +71,17 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
        column_cells * sectors(shape.columns_channels_last, shape.places(2) * (shape.split[3] > 1 ? 2 : 1),
                               reduction.column_strides[4])) /
       36;
-  const double loader = (row_chunks + column_chunks) * (6 * shape.vector() + 24);
+  const double loader = row_chunks * (shape.vector() * (4 + 2 * shape.row_vector) + 24) +
+                        column_chunks * (shape.vector() * (4 + 2 * shape.column_vector) + 24);
   const double ldmatrix = shape.warpgroup ? 0 : products * (columns / 8 * (shape.math == TileMath::fp32x3 ? 12 : 1) + 3);
   const double instructions = (loader + ldmatrix) / 4 / 0.7;
 
   const double sum = multiply + pipe + traffic + instructions;
   const double busy = 0.65 * std::max({multiply, pipe, traffic, instructions}) + 0.2 * sum;
-  const double latency = 500 + 850.0 * shape.batches() + 0.5 * multiply;
+  // Warps that do both load a batch, wait for it and store it between two pieces of the product, all at the same time.
+  const double loading = 1100.0 * shape.batches() + pipe - operand_reads;
+  const double latency =
+      500 + (shape.loader_warps > 0 ? std::max(loading, 1.2 * multiply) : loading + 0.6 * multiply);
   const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
   const double stages = std::ceil(all / params.parts);
   const double outputs = static_cast<double>(shape.block_rows()) * shape.block_sums();

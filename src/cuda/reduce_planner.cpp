@@ -46,23 +46,43 @@ ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const
   const auto channels_last = [](const Strides& strides) { return strides[1] == 1 && strides[4] != 1; };
   shape.rows_channels_last = channels_last(reduction.row_strides);
   shape.columns_channels_last = channels_last(reduction.column_strides);
+  shape.row_vector = shape.column_vector = 1;
   shape.columns_first = reduction.weight_strides[2] == 1;
   // Tiles of 64 rows that are mostly empty are better cut into tiles of 16.
   shape.warpgroup = device.arch == 90 && device.has_wgmma && shape.math != TileMath::fp32x3 && reduction.rows >= 24;
   return shape;
 }
 
-// Lanes along the units of a tensor. Channels-last tensors are read along the channels; others along the pixels, but
-// where units touch in shared memory four channels at a time, which meet half as many banks twice.
-int lanes_of(bool channels_last, bool padded, int units, int channels) {
+// The length of the vectors in which a tensor can be loaded: neighbours in memory at multiples of the length.
+int longest_vector(const Strides& strides, std::int64_t offset, bool channels_last, std::int64_t channels,
+                   std::int64_t width, int most) {
+  int vector = most;
+  const auto divides = [&](std::int64_t value) { return value % vector == 0; };
+  const int along = channels_last ? 1 : 4;
+  const auto fits = [&] {
+    if (strides[static_cast<std::size_t>(along)] != 1 || !divides(channels_last ? channels : width)) return false;
+    for (int i = 0; i < 5; ++i) {
+      if (i != along && !divides(strides[static_cast<std::size_t>(i)])) return false;
+    }
+    return divides(offset);
+  };
+  while (vector > 1 && !fits()) vector /= 2;
+  return vector;
+}
+
+// Lanes of a warp along the units of a tensor; the others go along the channels. Sixteen bytes of eight lanes at a time
+// reach shared memory: they meet no bank twice where units start on different banks (`padded`) and half of them where
+// units touch.
+int lanes_of(bool channels_last, bool padded, int vector, int units, int channels) {
   if (channels_last) {
     int lanes = 1;
-    while (lanes < 8 && 32 / lanes >= 2 * channels) lanes *= 2;
+    while (lanes < 8 && 32 / lanes >= 2 * (channels / vector)) lanes *= 2;
     return lanes;
   }
-  int lanes = padded || channels < 4 ? 32 : 8;
-  while (lanes > 4 && lanes >= 2 * units) lanes /= 2;
-  if (lanes == 32 && units % 32 != 0 && units % 16 == 0) lanes = 16;
+  int others = padded ? vector : vector > 1 ? 8 : 4;
+  while (others > 1 && others >= 2 * channels) others /= 2;
+  int lanes = 32 / others;
+  while (lanes > 1 && lanes >= 2 * (units / vector)) lanes /= 2;
   return lanes;
 }
 
@@ -256,32 +276,75 @@ bool offsets_fit(const ReduceShape& shape, const Reduction& reduction) {
     return elements * shape.element_bytes;
   };
   std::array<int, 3> columns{};
-  for (int a = 0; a < kSpatialAxes; ++a) columns[a] = shape.reach(a, shape.places(a) - 1);
+  for (int a = 0; a < kSpatialAxes; ++a) columns[a] = shape.reach(a, shape.extent(a) - 1);
   return reach(reduction.row_strides, shape.loaded_rows(), {shape.tile[1], shape.tile[2], shape.tile[3]}) <
              static_cast<double>(kIntMax) &&
          reach(reduction.column_strides, shape.loaded_columns(), columns) < static_cast<double>(kIntMax);
 }
 
+// The vectors that a tile of pixels allows.
+void set_vectors(ReduceShape& shape, const Reduction& reduction, const ReduceOptions& options) {
+  const int most = options.aligned ? 4 : 1;
+  shape.row_vector = shape.column_vector = 1;
+  if (most == 1) return;
+  if (shape.rows_channels_last) {
+    if (shape.element_bytes == 2) {
+      shape.row_vector = longest_vector(reduction.row_strides, reduction.row_offset, true, shape.rows, 0, 2);
+    }
+  } else {
+    shape.row_vector = longest_vector(reduction.row_strides, reduction.row_offset, false, 0,
+                                      reduction.axes[2].row_size, most);
+    while (shape.tile[3] % shape.row_vector != 0) shape.row_vector /= 2;
+  }
+  if (shape.columns_channels_last) {
+    if (shape.element_bytes == 2) {
+      shape.column_vector = longest_vector(reduction.column_strides, reduction.column_offset, true, shape.columns, 0, 2);
+    }
+  } else if (!shape.apart[2]) {
+    shape.column_vector = longest_vector(reduction.column_strides, reduction.column_offset, false, 0,
+                                         reduction.axes[2].column_size, most);
+    while (shape.tile[3] * shape.step[2] % shape.column_vector != 0) shape.column_vector /= 2;
+  }
+}
+
 // Fits lanes, batches and residency around rows, columns and pixels; false when it cannot be built.
 bool complete(ReduceShape& shape, const DeviceProperties& device) {
-  shape.row_lanes = lanes_of(shape.rows_channels_last, true, shape.row_units(), shape.loaded_rows());
-  shape.column_lanes =
-      lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_units(), shape.loaded_columns());
+  shape.row_lanes =
+      lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
+  shape.column_lanes = lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_vector,
+                                shape.column_units(), shape.loaded_columns());
   shape.stages = 2;
   shape.partial = true;
-  shape.most_cells = shape.element_bytes == 2 ? 4 : 8;
-  if (shape.batches() > 8) return false;
+  shape.most_cells = shape.element_bytes == 2 && shape.row_vector + shape.column_vector < 4 ? 4 : 8;
+  if (shape.batches() > (shape.loader_warps > 0 ? 16 : 8)) return false;
   // What a descriptor can say.
   if (shape.warpgroup && shape.place_step(2) * shape.team_columns >= 1 << 14) return false;
-  const int registers = reduce_registers(shape);
-  if (registers > 250 || shape.threads() * registers > 65536) return false;
   const auto shared = static_cast<std::size_t>(shape.shared_bytes());
   if (shared > device.shared_bytes_per_block) return false;
-  const int by_registers = 65536 / (shape.threads() * round_up(registers, 8));
   const int by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor / (shared + 1024));
-  const int by_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
-  shape.blocks_per_multiprocessor = std::clamp(std::min({by_registers, by_shared, by_threads / shape.threads()}), 1, 8);
-  return true;
+  const int most_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
+  const int registers = reduce_registers(shape);
+  if (shape.loader_warps == 0) {
+    if (registers > 250 || shape.threads() * registers > 65536) return false;
+    const int by_registers = 65536 / (shape.threads() * round_up(registers, 8));
+    shape.blocks_per_multiprocessor =
+        std::clamp(std::min({by_registers, by_shared, most_threads / shape.threads()}), 1, 8);
+    return true;
+  }
+  // All threads start with the same registers; those that load give up what they don't need.
+  const int team_threads = 32 * shape.team_warps();
+  const int loader_threads = 32 * shape.loader_warps;
+  shape.loader_registers = round_up(shape.batch_words() + 64, 8);
+  for (int blocks = std::min({by_shared, most_threads / shape.threads(), 4}); blocks >= 1; --blocks) {
+    const int start = std::min(65536 / blocks / shape.threads() / 8 * 8, 248);
+    if (start < shape.loader_registers) continue;
+    const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
+    if (most < registers) continue;
+    shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});
+    shape.blocks_per_multiprocessor = blocks;
+    return true;
+  }
+  return false;
 }
 
 // The parts into which the pixels may be cut: none, or as many as fill the chip once or some times.
@@ -315,7 +378,7 @@ void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shap
 }
 
 void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& problem, const Reduction& reduction,
-                    const DeviceProperties& device) {
+                    const DeviceProperties& device, const ReduceOptions& options) {
   const ReduceShape base = base_shape(problem, reduction, device);
   const std::vector<PixelTile> tiles = pixel_tiles(problem, reduction, base);
   for (const TapChoice& taps : tap_choices(base)) {
@@ -340,8 +403,13 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
         for (const PixelTile& box : boxes) {
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
-          if (offsets_fit(shape, reduction) && complete(shape, device)) {
-            add_parts(candidates, shape, problem, reduction, device);
+          set_vectors(shape, reduction, options);
+          for (const int loaders : {0, 4, 8}) {
+            shape.loader_warps = loaders;
+            if (loaders > 0 && !shape.warpgroup) continue;
+            if (offsets_fit(shape, reduction) && complete(shape, device)) {
+              add_parts(candidates, shape, problem, reduction, device);
+            }
           }
         }
       }
@@ -379,11 +447,12 @@ std::string why_no_reduce(const Problem& problem, const DeviceProperties& device
   return {};
 }
 
-std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const DeviceProperties& device) {
+std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const DeviceProperties& device,
+                                               const ReduceOptions& options) {
   std::vector<ReduceCandidate> candidates;
   for (const bool swapped : {false, true}) {
     const auto reduction = reduction_of(problem, swapped);
-    if (reduction) add_candidates(candidates, problem, *reduction, device);
+    if (reduction) add_candidates(candidates, problem, *reduction, device, options);
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const ReduceCandidate& a, const ReduceCandidate& b) {
     return a.expected_seconds < b.expected_seconds;

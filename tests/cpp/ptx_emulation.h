@@ -144,9 +144,12 @@ inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}
 
-template <typename T>
-T load_if(bool exists, const T* global) {
-  return exists ? *global : T{};
+template <int kBytes>
+void load_if(bool exists, const void* global, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  std::memset(out, 0, sizeof(out));
+  if (!exists) return;
+  if (reinterpret_cast<std::uintptr_t>(global) % kBytes != 0) throw std::runtime_error("a load is not aligned");
+  std::memcpy(out, global, kBytes);
 }
 
 inline Cell load_16(const void* global) {
@@ -167,6 +170,10 @@ inline float load_from_block(unsigned address, int rank) {
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
 
 inline void fence_for_async_proxy() {}
+template <int kRegisters>
+void give_registers() {}
+template <int kRegisters>
+void take_registers() {}
 inline void fence_warpgroup() {}
 inline void commit_warpgroup() {}
 inline void wait_for_warpgroup() {}

@@ -39,6 +39,16 @@ struct Pixel {
   }
 };
 
+__device__ __forceinline__ float element_if(bool exists, const Storage* global) {
+  unsigned word[1];
+  ptx::load_if<sizeof(Storage)>(exists, global, word);
+  if constexpr (sizeof(Storage) == 4) {
+    return __uint_as_float(word[0]);
+  } else {
+    return Element::load(static_cast<Storage>(word[0]));
+  }
+}
+
 __device__ __forceinline__ void add_pixel(const DepthwiseWeightParams& p, const Storage* input, const Storage* output,
                                           const Pixel& pixel, float (&sum)[kTaps]) {
   const float value = Element::load(input[pixel.at[0] * p.input_strides[0] + pixel.at[1] * p.input_strides[2] +
@@ -62,7 +72,7 @@ __device__ __forceinline__ void add_pixel(const DepthwiseWeightParams& p, const 
         const int column = first[2] + w * kDilation[2];
         const bool exists = inside && static_cast<unsigned>(column) < static_cast<unsigned>(p.output_size[2]);
         sum[(d * kKernel[1] + h) * kKernel[2] + w] +=
-            value * Element::load(ptx::load_if(exists, line + w * kDilation[2] * p.output_strides[4]));
+            value * element_if(exists, line + w * kDilation[2] * p.output_strides[4]);
       }
     }
   }

@@ -63,16 +63,14 @@ __device__ __forceinline__ void store_staged(const ReduceParams& params, const R
 }
 
 // Sums that are whole are the result.
-__device__ __forceinline__ void store_result(const ReduceParams& params, const ReduceBlock& block,
-                                             const TeamTile& team, float* staged) {
-  const int row_team = team.first_row / (kRowTiles * kShape.tile_rows());
-  const int warp = kShape.warpgroup ? threadIdx.x / 32 % 4 : 0;
-  const int slot = (row_team * (kShape.warpgroup ? 4 : 1) + warp) * 8 + threadIdx.x % 32 / 4;
+template <typename StoreRow>
+__device__ __forceinline__ void store_result(const ReduceParams& params, const ReduceBlock& block, const float* staged,
+                                             StoreRow&& stage) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      store_row(team, tile, half, staged + slot * kShape.staged_pitch());
+      stage(tile, half);
       __syncthreads();
       store_staged(params, block, tile, half, staged);
       __syncthreads();
@@ -80,41 +78,114 @@ __device__ __forceinline__ void store_result(const ReduceParams& params, const R
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
-    tconv_reduce(const __grid_constant__ ReduceParams params) {
-  extern __shared__ __align__(128) unsigned char shared_memory[];
-  const unsigned shared = ptx::shared_address(shared_memory);
-  const ReduceBlock block(params, blockIdx.x);
-  Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
-  TeamTile team;
-
-  // Counted in 64 bits: parts times stages may be more than an int holds.
-  const long long all = static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
-  const int begin = static_cast<int>(all * block.part / params.parts);
-  const int end = static_cast<int>(all * (block.part + 1) / params.parts);
-  const auto stage_at = [&](int index) { return shared + (index & 1) * kShape.stage_cells() * 16; };
-
-  // Each turn multiplies a stage and loads the next one, batch by batch; the first one only loads.
-  constexpr int kBatches = kShape.batches();
-  const int batches = ptx::opaque(kBatches);
-  __syncthreads();
-#pragma unroll 1
-  for (int index = begin - 1; index < end; ++index) {
-    const int products = index < begin ? 0 : kShape.products();
-    const StageOrigin origin(params, index + 1);
-#pragma unroll 1
-    for (int batch = 0; batch < batches; ++batch) {
-      if (index + 1 < end) loader.fetch(params, block, origin, ptx::opaque(batch));
-      team.multiply_stage(stage_at(index), products * batch / kBatches, products * (batch + 1) / kBatches);
-      if (ptx::opaque(index + 1 < end) != 0) loader.store(stage_at(index + 1), ptx::opaque(batch));
-    }
-    if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
-    team.end_stage();
-    __syncthreads();
-  }
+__device__ __forceinline__ void store_sums(const ReduceParams& params, const ReduceBlock& block, const TeamTile& team,
+                                           float* staged) {
   if constexpr (kShape.partial) {
     store_parts(params, block, team);
   } else {
-    store_result(params, block, team, reinterpret_cast<float*>(shared_memory));
+    const int row_team = team.first_row / (kRowTiles * kShape.tile_rows());
+    const int warp = kShape.warpgroup ? threadIdx.x / 32 % 4 : 0;
+    const int slot = (row_team * (kShape.warpgroup ? 4 : 1) + warp) * 8 + threadIdx.x % 32 / 4;
+    store_result(params, block, staged, [&](int tile, int half) {
+      store_row(team, tile, half, staged + slot * kShape.staged_pitch());
+    });
+  }
+}
+
+// The stages of a part, and where they lie in shared memory.
+struct Stages {
+  unsigned shared;
+  int begin;
+  int end;
+
+  __device__ __forceinline__ Stages(const ReduceParams& params, const ReduceBlock& block, unsigned shared_address)
+      : shared(shared_address) {
+    // Counted in 64 bits: parts times stages may be more than an int holds.
+    const long long all =
+        static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    begin = static_cast<int>(all * block.part / params.parts);
+    end = static_cast<int>(all * (block.part + 1) / params.parts);
+  }
+  __device__ __forceinline__ unsigned at(int index) const {
+    return shared + (index & 1) * kShape.stage_cells() * 16;
+  }
+};
+
+// Makes this thread's stores to a stage visible to whoever multiplies it.
+__device__ __forceinline__ void publish_stage() {
+  if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
+}
+
+constexpr int kBatches = kShape.batches();
+
+// Each turn multiplies a stage and loads the next one, batch by batch; the first one only loads.
+__device__ __forceinline__ void load_and_multiply(const ReduceParams& params, const ReduceBlock& block,
+                                                  const Stages& stages, Loader& loader, TeamTile& team) {
+  const int batches = ptx::opaque(kBatches);
+#pragma unroll 1
+  for (int index = stages.begin - 1; index < stages.end; ++index) {
+    const int products = index < stages.begin ? 0 : kShape.products();
+    const StageOrigin origin(params, index + 1);
+#pragma unroll 1
+    for (int batch = 0; batch < batches; ++batch) {
+      if (index + 1 < stages.end) loader.fetch(params, block, origin, ptx::opaque(batch));
+      team.multiply_stage(stages.at(index), products * batch / kBatches, products * (batch + 1) / kBatches);
+      if (ptx::opaque(index + 1 < stages.end) != 0) loader.store(stages.at(index + 1), ptx::opaque(batch));
+    }
+    publish_stage();
+    team.end_stage();
+    __syncthreads();
+  }
+}
+
+// The same with divided labour: in each turn some warps multiply a stage while the others load the next one.
+__device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                            Loader& loader) {
+  const int batches = ptx::opaque(kBatches);
+#pragma unroll 1
+  for (int index = stages.begin - 1; index < stages.end; ++index) {
+    if (index + 1 < stages.end) {
+      const StageOrigin origin(params, index + 1);
+#pragma unroll 1
+      for (int batch = 0; batch < batches; ++batch) {
+        loader.fetch(params, block, origin, ptx::opaque(batch));
+        loader.store(stages.at(index + 1), ptx::opaque(batch));
+      }
+    }
+    publish_stage();
+    __syncthreads();
+  }
+}
+
+__device__ __forceinline__ void multiply_stages(const Stages& stages, TeamTile& team) {
+#pragma unroll 1
+  for (int index = stages.begin - 1; index < stages.end; ++index) {
+    team.multiply_stage(stages.at(index), 0, index < stages.begin ? 0 : kShape.products());
+    team.end_stage();
+    __syncthreads();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
+    tconv_reduce(const __grid_constant__ ReduceParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const ReduceBlock block(params, blockIdx.x);
+  const Stages stages(params, block, ptx::shared_address(shared_memory));
+  float* const staged = reinterpret_cast<float*>(shared_memory);
+  Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
+  __syncthreads();
+  if constexpr (kShape.loader_warps == 0) {
+    TeamTile team(column_lead(params, block));
+    load_and_multiply(params, block, stages, loader, team);
+    store_sums(params, block, team, staged);
+  } else if (__shfl_sync(~0u, threadIdx.x / 32, 0) >= kFirstLoader) {
+    ptx::give_registers<kShape.loader_registers>();
+    load_stages(params, block, stages, loader);
+    if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
+  } else {
+    ptx::take_registers<kShape.team_registers>();
+    TeamTile team(column_lead(params, block));
+    multiply_stages(stages, team);
+    store_sums(params, block, team, staged);
   }
 }

@@ -5,7 +5,7 @@
 #include "tile_element.cuh"
 
 constexpr int kThreads = kShape.threads();
-constexpr int kWarps = kShape.warps();
+constexpr int kFirstLoader = kShape.loader_warps > 0 ? kShape.team_warps() : 0;
 constexpr int kVector = kShape.vector();
 
 // What a block computes, and which part of the pixels it adds up.
@@ -34,6 +34,13 @@ struct ReduceBlock {
   }
 };
 
+// Elements between the start of a vector and the first that a block's taps read along the width.
+__device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
+  if (kShape.columns_channels_last || kShape.column_vector == 1) return 0;
+  const int first = block.first_tap[2] * kShape.tap_step[2] - params.pad[2];
+  return (first % kShape.column_vector + kShape.column_vector) % kShape.column_vector;
+}
+
 // The pixels of a stage: the first sample and the first pixel along each axis.
 struct StageOrigin {
   int first[4];
@@ -53,30 +60,28 @@ struct alignas(16) UnitPlace {
   unsigned short at[4];
 };
 
-// One of the two tensors. A warp loads chunks of 32 cells: neighbouring channels for neighbouring lanes, then units.
+// One of the two tensors. A warp loads chunks of 32 vectors: neighbouring channels for neighbouring lanes, then units.
 template <bool kOfRows>
 struct Side {
+  static constexpr bool kChannelsLast = kOfRows ? kShape.rows_channels_last : kShape.columns_channels_last;
   static constexpr int kUnits = kOfRows ? kShape.row_units() : kShape.column_units();
   static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
+  static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;
   static constexpr int kLanes = kOfRows ? kShape.row_lanes : kShape.column_lanes;
   static constexpr int kOthers = 32 / kLanes;
-  static constexpr int kUnitGroups = (kUnits + kLanes - 1) / kLanes;
+  static constexpr int kUnitsStep = kChannelsLast ? 1 : kLength;  // units and channels of a vector
+  static constexpr int kChannelsStep = kChannelsLast ? kLength : 1;
+  static constexpr int kUnitGroups = (kUnits / kUnitsStep + kLanes - 1) / kLanes;
   static constexpr int kChunks = kOfRows ? kShape.row_chunks() : kShape.column_chunks();
   static constexpr int kBatch = kOfRows ? kShape.row_batch() : kShape.column_batch();
-  static constexpr int kBatches = kOfRows ? kShape.row_batches() : kShape.column_batches();
+  static constexpr int kWords = kShape.vector_words(kLength);
 
   const Element* base;  // sample 0, the block's first channel
   int channels;         // of the block
   unsigned channel_bytes;
+  int lead;  // elements along the width before the block's first, so that vectors start at multiples of their length
   const UnitPlace* places;
 
-  // The first element along an axis that a stage reads, inside the tensor or not.
-  static __device__ __forceinline__ int first(const ReduceParams& params, const ReduceBlock& block,
-                                              const StageOrigin& origin, int axis) {
-    if (kOfRows) return origin.first[1 + axis];
-    return origin.first[1 + axis] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
-           params.pad[axis];
-  }
   static __device__ __forceinline__ const long long (&strides(const ReduceParams& params))[5] {
     if constexpr (kOfRows) {
       return params.row_strides;
@@ -107,6 +112,7 @@ struct Side {
            (static_cast<long long>(block.group) * all + first_channel) * stride[1];
     channels = min(kChannels, all - first_channel);
     channel_bytes = static_cast<unsigned>(stride[1] * kShape.element_bytes);
+    lead = kOfRows ? 0 : column_lead(params, block);
     places = table;
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
@@ -114,7 +120,7 @@ struct Side {
       int rest = unit;
 #pragma unroll
       for (int axis = 2; axis >= 0; --axis) {
-        const int extent = kOfRows ? kShape.tile[1 + axis] : kShape.places(axis);
+        const int extent = kOfRows ? kShape.tile[1 + axis] : kShape.extent(axis);
         place.at[1 + axis] = kOfRows ? rest % extent : kShape.reach(axis, rest % extent);
         rest /= extent;
       }
@@ -127,18 +133,18 @@ struct Side {
   }
 
   static __device__ __forceinline__ int unit_of(int chunk) {
-    return chunk % kUnitGroups * kLanes + threadIdx.x % 32 / kOthers;
+    return (chunk % kUnitGroups * kLanes + threadIdx.x % 32 / kOthers) * kUnitsStep;
   }
   static __device__ __forceinline__ int channel_of(int chunk) {
-    return chunk / kUnitGroups * kOthers + threadIdx.x % kOthers;
+    return (chunk / kUnitGroups * kOthers + threadIdx.x % kOthers) * kChannelsStep;
   }
   static __device__ __forceinline__ int chunk_of(int batch, int item) {
-    return (batch * kBatch + item) * kWarps + threadIdx.x / 32;
+    return (batch * kBatch + item) * kShape.loading_warps() + threadIdx.x / 32 - kFirstLoader;
   }
 
-  // Loads the pixels of one batch of the thread's cells.
+  // Loads the pixels of one batch of the thread's vectors.
   __device__ __forceinline__ void fetch(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
-                                        int batch, Element (&values)[kShape.batch_cells()][kVector]) const {
+                                        int batch, unsigned (&words)[kShape.batch_words()]) const {
     const long long(&stride)[5] = strides(params);
     int begin[4];
     int limit[4];
@@ -147,11 +153,15 @@ struct Side {
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
       const int axis = dimension - 1;
-      begin[dimension] = dimension == 0 ? origin.first[0] : first(params, block, origin, axis);
+      begin[dimension] = origin.first[dimension];
+      if (!kOfRows && dimension > 0) {
+        begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
+                           params.pad[axis] - (axis == 2 ? lead : 0);
+      }
       limit[dimension] = dimension == 0 ? params.batch : kOfRows ? params.row_size[axis] : params.column_size[axis];
       start += begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
       const int last_unit = kOfRows || dimension == 0 ? kShape.tile[dimension] - 1
-                                                      : kShape.reach(axis, kShape.places(axis) - 1);
+                                                      : kShape.reach(axis, kShape.extent(axis) - 1);
       const int end = begin[dimension] + (kShape.split[dimension] - 1) * part_step(dimension) + last_unit;
       inside = inside && begin[dimension] >= 0 && end < limit[dimension];
     }
@@ -191,25 +201,46 @@ struct Side {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         // One pointer for all threads and a 32-bit offset of their own: an addressing mode of the load.
-        const char* const address = reinterpret_cast<const char*>(parts[v]) + offset;
-        values[item][v] = ptx::load_if((mask >> v & 1) != 0, reinterpret_cast<const Element*>(address));
+        unsigned loaded[kWords];
+        ptx::load_if<kLength * kShape.element_bytes>((mask >> v & 1) != 0,
+                                                     reinterpret_cast<const char*>(parts[v]) + offset, loaded);
+#pragma unroll
+        for (int word = 0; word < kWords; ++word) words[(item * kVector + v) * kWords + word] = loaded[word];
       }
     }
   }
 
+  // The pixels of one channel, out of the vectors' neighbours.
+  static __device__ __forceinline__ Cell cell_of(const unsigned (&words)[kShape.batch_words()], int item, int at) {
+    Cell cell;
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      if constexpr (kShape.element_bytes == 4) {
+        const unsigned bits = words[(item * kVector + word) * kWords + at];
+        cell.word[word] = kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(bits)) : bits;
+      } else {
+        const unsigned low = words[(item * kVector + 2 * word) * kWords + at / 2];
+        const unsigned high = words[(item * kVector + 2 * word + 1) * kWords + at / 2];
+        cell.word[word] = at % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
+      }
+    }
+    return cell;
+  }
+
   static __device__ __forceinline__ void store(unsigned stage, int batch,
-                                               const Element (&values)[kShape.batch_cells()][kVector]) {
+                                               const unsigned (&words)[kShape.batch_words()]) {
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
       const int chunk = chunk_of(batch, item);
       const int unit = unit_of(chunk);
       const int channel = channel_of(chunk);
+      if (chunk >= kChunks || unit >= kUnits || channel >= kChannels) continue;
       const int cell = kOfRows ? unit * kShape.row_pitch() + channel
                                : kShape.row_cells() + channel / kShape.team_columns * kShape.team_cells() +
                                      unit * kShape.team_columns + channel % kShape.team_columns;
-      if (chunk < kChunks && unit < kUnits && channel < kChannels) {
-        ptx::store_16(stage + cell * 16, make_cell(values[item]));
-      }
+      constexpr int kNext = kChannelsLast ? 1 : kOfRows ? kShape.row_pitch() : kShape.team_columns;
+#pragma unroll
+      for (int at = 0; at < kLength; ++at) ptx::store_16(stage + (cell + at * kNext) * 16, cell_of(words, item, at));
     }
   }
 };
@@ -218,7 +249,7 @@ struct Side {
 struct Loader {
   Side<true> rows;
   Side<false> columns;
-  Element values[kShape.batch_cells()][kVector];
+  unsigned words[kShape.batch_words()];
 
   __device__ __forceinline__ Loader(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table)
       : rows(params, block, table), columns(params, block, table + kShape.row_units()) {}
@@ -226,17 +257,17 @@ struct Loader {
   __device__ __forceinline__ void fetch(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                         int batch) {
     if (batch < kShape.row_batches()) {
-      rows.fetch(params, block, origin, batch, values);
+      rows.fetch(params, block, origin, batch, words);
     } else {
-      columns.fetch(params, block, origin, batch - kShape.row_batches(), values);
+      columns.fetch(params, block, origin, batch - kShape.row_batches(), words);
     }
   }
 
   __device__ __forceinline__ void store(unsigned stage, int batch) const {
     if (batch < kShape.row_batches()) {
-      Side<true>::store(stage, batch, values);
+      Side<true>::store(stage, batch, words);
     } else {
-      Side<false>::store(stage, batch - kShape.row_batches(), values);
+      Side<false>::store(stage, batch - kShape.row_batches(), words);
     }
   }
 };

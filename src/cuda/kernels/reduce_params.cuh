@@ -42,9 +42,17 @@ struct ReduceShape {
   // The pixels of one stage: parts of a cell and units, along samples, depth, height, width.
   int split[4];
   int tile[4];
-  int row_lanes;     // lanes of a warp that load neighbouring units of the rows' tensor; the others: its channels
-  int column_lanes;  // the same of the columns' tensor
+
+  // How the tensors are loaded. A lane loads vectors of neighbours in memory: along the width, or the channels where
+  // these come last. Lanes of a warp take neighbouring places along the units, the others along the channels.
+  int row_vector;
+  int column_vector;
+  int row_lanes;
+  int column_lanes;
   int most_cells;    // cells that a thread loads at once
+  int loader_warps;  // warps that load and do nothing else; 0: all warps do both
+  int team_registers;    // of a thread, where warps are divided
+  int loader_registers;
 
   int stages;  // 2: the next tile is loaded while one is multiplied
   int blocks_per_multiprocessor;
@@ -56,7 +64,9 @@ struct ReduceShape {
   constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int teams() const { return row_teams * column_teams * run_teams; }
-  constexpr int threads() const { return team_threads() * teams(); }
+  constexpr int team_warps() const { return team_threads() * teams() / 32; }
+  constexpr int loading_warps() const { return loader_warps > 0 ? loader_warps : team_warps(); }
+  constexpr int threads() const { return 32 * (team_warps() + loader_warps); }
   constexpr int block_rows() const { return tile_rows() * row_tiles * row_teams; }
   constexpr int block_columns() const { return team_columns * column_teams; }
   constexpr int loaded_rows() const { return block_rows() < rows ? block_rows() : rows; }
@@ -77,18 +87,24 @@ struct ReduceShape {
   constexpr int places(int axis) const {
     return (tile[1 + axis] - 1) * place_step(axis) + (taps[axis] - 1) * place_tap(axis) + 1;
   }
+  // Places from one row to the next, and so on: vectors along the width start at multiples of their length, wherever the
+  // first element of a block lies.
+  constexpr int extent(int axis) const {
+    if (axis < 2 || columns_channels_last || column_vector == 1) return places(axis);
+    return (places(axis) + 2 * column_vector - 2) / column_vector * column_vector;
+  }
   // How far a place lies from the tile's first element, in elements (of those that any tap can read).
   constexpr int reach(int axis, int place) const {
     return apart[axis] ? place / taps[axis] * step[axis] + place % taps[axis] * tap_step[axis] : place;
   }
 
   constexpr int row_units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
-  constexpr int column_units() const { return tile[0] * places(0) * places(1) * places(2); }
+  constexpr int column_units() const { return tile[0] * extent(0) * extent(1) * extent(2); }
   constexpr int pixels() const { return row_units() * vector(); }
   constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
-  constexpr int row_pitch() const { return row_lanes > 1 ? block_rows() + 1 : block_rows(); }
+  constexpr int row_pitch() const { return block_rows() + 1; }
   constexpr int team_cells() const { return column_units() * team_columns; }
   constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
   constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
@@ -104,16 +120,25 @@ struct ReduceShape {
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
 
-  // Pieces of 32 cells, one per lane; what a thread has of them, and how many of those it loads at once.
-  constexpr int row_chunks() const { return chunks(row_units(), loaded_rows(), row_lanes); }
-  constexpr int column_chunks() const { return chunks(column_units(), loaded_columns(), column_lanes); }
-  constexpr int warps() const { return threads() / 32; }
-  constexpr int row_batches() const { return batches_of(row_chunks()); }
-  constexpr int column_batches() const { return batches_of(column_chunks()); }
+  // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
+  constexpr int row_chunks() const {
+    return chunks(row_units(), loaded_rows(), row_lanes, row_vector, rows_channels_last);
+  }
+  constexpr int column_chunks() const {
+    return chunks(column_units(), loaded_columns(), column_lanes, column_vector, columns_channels_last);
+  }
+  constexpr int row_batches() const { return batches_of(row_chunks(), row_vector); }
+  constexpr int column_batches() const { return batches_of(column_chunks(), column_vector); }
   constexpr int batches() const { return row_batches() + column_batches(); }
-  constexpr int row_batch() const { return batch_of(row_chunks()); }
-  constexpr int column_batch() const { return batch_of(column_chunks()); }
-  constexpr int batch_cells() const { return row_batch() > column_batch() ? row_batch() : column_batch(); }
+  constexpr int row_batch() const { return batch_of(row_chunks(), row_vector); }
+  constexpr int column_batch() const { return batch_of(column_chunks(), column_vector); }
+  constexpr int vector_words(int vector) const { return vector * element_bytes < 4 ? 1 : vector * element_bytes / 4; }
+  // Words on their way into a thread.
+  constexpr int batch_words() const {
+    const int of_rows = row_batch() * vector_words(row_vector);
+    const int of_columns = column_batch() * vector_words(column_vector);
+    return vector() * (of_rows > of_columns ? of_rows : of_columns);
+  }
 
   // Sums of a block, [row][team of columns][run][column of the run].
   constexpr int all_runs() const { return run_teams * team_runs; }
@@ -130,17 +155,20 @@ struct ReduceShape {
   constexpr int staged_rows() const { return 8 * (warpgroup ? 4 : 1) * row_teams; }
   constexpr int staged_pitch() const { return (block_sums() + 31) / 32 * 32 + 8; }
 
-  static constexpr int chunks(int units, int channels, int lanes) {
+  static constexpr int chunks(int units, int channels, int lanes, int vector, bool channels_last) {
     const int others = 32 / lanes;
-    return ((units + lanes - 1) / lanes) * ((channels + others - 1) / others);
+    const int along = channels_last ? units : units / vector;
+    const int across = channels_last ? channels / vector : channels;
+    return ((along + lanes - 1) / lanes) * ((across + others - 1) / others);
   }
-  constexpr int batches_of(int chunks) const {
-    const int cells = (chunks + warps() - 1) / warps();
-    return (cells + most_cells - 1) / most_cells;
+  constexpr int batches_of(int chunks, int vector) const {
+    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int most = most_cells > vector ? most_cells / vector : 1;
+    return (items + most - 1) / most;
   }
-  constexpr int batch_of(int chunks) const {
-    const int cells = (chunks + warps() - 1) / warps();
-    return (cells + batches_of(chunks) - 1) / batches_of(chunks);
+  constexpr int batch_of(int chunks, int vector) const {
+    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    return (items + batches_of(chunks, vector) - 1) / batches_of(chunks, vector);
   }
 };
 

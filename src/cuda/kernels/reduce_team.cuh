@@ -18,12 +18,12 @@ struct TeamPlace {
   int first_cell;         // of the team's columns in a stage
   int run_at[kTeamRuns];  // from there, in cells
 
-  __device__ __forceinline__ explicit TeamPlace(int team) {
+  __device__ __forceinline__ TeamPlace(int team, int lead) {
     first_row = team % kShape.row_teams * kRowTiles * kShape.tile_rows();
     team /= kShape.row_teams;
     column_team = team % kShape.column_teams;
     run_team = team / kShape.column_teams;
-    first_cell = kShape.row_cells() + column_team * kShape.team_cells();
+    first_cell = kShape.row_cells() + column_team * kShape.team_cells() + lead * kShape.team_columns;
 #pragma unroll
     for (int i = 0; i < kTeamRuns; ++i) {
       // Teams are as many as divide the runs evenly, or some of them multiply their last run for nothing.
@@ -32,8 +32,8 @@ struct TeamPlace {
       run /= kShape.width_runs();
       const int h = run % kShape.taps[1];
       const int d = run / kShape.taps[1];
-      const int row = d * kShape.place_tap(0) * kShape.places(1) + h * kShape.place_tap(1);
-      run_at[i] = (row * kShape.places(2) + w * kShape.place_tap(2)) * kShape.team_columns;
+      const int row = d * kShape.place_tap(0) * kShape.extent(1) + h * kShape.place_tap(1);
+      run_at[i] = (row * kShape.extent(2) + w * kShape.place_tap(2)) * kShape.team_columns;
     }
   }
 };

@@ -9,7 +9,7 @@ struct TeamTile : TeamPlace {
   unsigned rows_at;  // byte offsets that ldmatrix adds to a stage
   unsigned columns_at;
 
-  __device__ __forceinline__ TeamTile() : TeamPlace(threadIdx.x / 32) {
+  __device__ __forceinline__ explicit TeamTile(int lead) : TeamPlace(threadIdx.x / 32, lead) {
     const int lane = threadIdx.x % 32;
     rows_at = (lane / 16 * kShape.row_pitch() + first_row + lane % 16) * 16;
     columns_at = (first_cell + lane / 8 % 2 * kPairCells + lane / 16 * 8 + lane % 8) * 16;

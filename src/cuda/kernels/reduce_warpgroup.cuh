@@ -18,7 +18,7 @@ struct TeamTile : TeamPlace {
 
   // The index is taken from one lane, so that the compiler knows it for uniform: wgmma in code that could diverge is
   // serialised.
-  __device__ __forceinline__ TeamTile() : TeamPlace(__shfl_sync(~0u, threadIdx.x / 128, 0)) {}
+  __device__ __forceinline__ explicit TeamTile(int lead) : TeamPlace(__shfl_sync(~0u, threadIdx.x / 128, 0), lead) {}
 
   // The first of the sixteen rows that this thread's warp holds of a tile.
   __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
