@@ -100,7 +100,7 @@ class DepthwiseWeightKernel final : public Kernel {
 
  private:
   static KernelSource source(const Problem& problem, bool across, const char* entry) {
-    const auto list = [&](std::int64_t Axis::*member) {
+    const auto list = [&](std::int64_t Axis::* member) {
       std::string text = "{";
       for (const Axis& axis : problem.axes) text += (text.size() > 1 ? ", " : "") + std::to_string(axis.*member);
       return text + "};\n";
@@ -113,7 +113,9 @@ class DepthwiseWeightKernel final : public Kernel {
     return {.file = "depthwise_weight.cuh", .config = config, .entry = entry};
   }
 
-  std::int64_t channel_blocks() const { return across_ ? ceil_div(params_.channels, kDepthwiseLanes) : params_.channels; }
+  std::int64_t channel_blocks() const {
+    return across_ ? ceil_div(params_.channels, kDepthwiseLanes) : params_.channels;
+  }
   std::int64_t blocks() const { return channel_blocks() * params_.parts; }
 
   bool across_;

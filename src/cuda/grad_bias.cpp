@@ -59,11 +59,12 @@ class Pass {
 
  private:
   static KernelSource source(const GradBiasParams& params, DType in, DType out, bool across, int rows) {
-    const std::string config = "struct F64; struct F32; struct F16; struct BF16;\nusing In = " +
-                               std::string(element_name(in)) + ";\nusing Out = " + element_name(out) +
-                               ";\nusing Index = " + (params.elements > kIntMax / 2 ? "long long" : "int") +
-                               ";\nconstexpr bool kAcross = " + (across ? "true" : "false") +
-                               ";\nconstexpr int kRows = " + std::to_string(rows) + ";\n";
+    const std::string config =
+        "struct F64; struct F32; struct F16; struct BF16;\nusing In = " + std::string(element_name(in)) +
+        ";\nusing Out = " + element_name(out) +
+        ";\nusing Index = " + (params.elements > kIntMax / 2 ? "long long" : "int") +
+        ";\nconstexpr bool kAcross = " + (across ? "true" : "false") +
+        ";\nconstexpr int kRows = " + std::to_string(rows) + ";\n";
     return {.file = "grad_bias.cuh", .config = config, .entry = "tconv_grad_bias"};
   }
 

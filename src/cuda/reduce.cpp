@@ -38,8 +38,8 @@ std::string initialiser(const ReduceShape& s) {
           number(s.column_teams) + number(s.run) + number(s.run_teams) + number(s.team_runs);
   text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_vector) + number(s.column_vector) +
           number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) + number(s.loader_warps) +
-          number(s.team_registers) + number(s.loader_registers) + number(s.stages) + number(s.blocks_per_multiprocessor) + truth(s.partial) +
-          text_of(s.columns_first);
+          number(s.team_registers) + number(s.loader_registers) + number(s.stages) +
+          number(s.blocks_per_multiprocessor) + truth(s.partial) + text_of(s.columns_first);
   return text + "}";
 }
 

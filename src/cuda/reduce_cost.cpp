@@ -14,8 +14,8 @@ int reduce_registers(const ReduceShape& shape) {
 }
 
 std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params) {
-  return sizeof(float) * static_cast<std::size_t>(reduce_tiles(params)) *
-         static_cast<std::size_t>(shape.block_rows()) * static_cast<std::size_t>(shape.block_sums());
+  return sizeof(float) * static_cast<std::size_t>(reduce_tiles(params)) * static_cast<std::size_t>(shape.block_rows()) *
+         static_cast<std::size_t>(shape.block_sums());
 }
 
 // Per stage of a block: multiplication, traffic beyond the block, the pipe of shared memory and the instructions of the
@@ -53,8 +53,8 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   const bool conflicts = shape.team_columns % 8 == 0 && !shape.columns_channels_last && shape.column_vector == 1;
   const double pipe =
       operand_reads +
-      row_chunks * (4 * shape.row_vector +
-                    shape.vector() * lines(shape.rows_channels_last, shape.row_lanes, shape.row_vector, shape.tile[3])) +
+      row_chunks * (4 * shape.row_vector + shape.vector() * lines(shape.rows_channels_last, shape.row_lanes,
+                                                                  shape.row_vector, shape.tile[3])) +
       column_chunks * (4 * shape.column_vector * (conflicts ? 2 : 1) +
                        shape.vector() * lines(shape.columns_channels_last, shape.column_lanes, shape.column_vector,
                                               shape.extent(2)));
@@ -73,22 +73,23 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
       36;
   const double loader = row_chunks * (shape.vector() * (4 + 2 * shape.row_vector) + 24) +
                         column_chunks * (shape.vector() * (4 + 2 * shape.column_vector) + 24);
-  const double ldmatrix = shape.warpgroup ? 0 : products * (columns / 8 * (shape.math == TileMath::fp32x3 ? 12 : 1) + 3);
+  const double ldmatrix =
+      shape.warpgroup ? 0 : products * (columns / 8 * (shape.math == TileMath::fp32x3 ? 12 : 1) + 3);
   const double instructions = (loader + ldmatrix) / 4 / 0.7;
 
   const double sum = multiply + pipe + traffic + instructions;
   const double busy = 0.65 * std::max({multiply, pipe, traffic, instructions}) + 0.2 * sum;
   // Warps that do both load a batch, wait for it and store it between two pieces of the product, all at the same time.
   const double loading = 1100.0 * shape.batches() + pipe - operand_reads;
-  const double latency =
-      500 + (shape.loader_warps > 0 ? std::max(loading, 1.2 * multiply) : loading + 0.6 * multiply);
+  const double latency = 500 + (shape.loader_warps > 0 ? std::max(loading, 1.2 * multiply) : loading + 0.6 * multiply);
   const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
   const double stages = std::ceil(all / params.parts);
   const double outputs = static_cast<double>(shape.block_rows()) * shape.block_sums();
   // Pieces of the weight that lie together, in bytes; results take two ways through shared memory.
   const bool whole_taps = shape.taps[1] == shape.kernel[1] && shape.taps[2] == shape.kernel[2];
   const double piece = whole_taps ? 64 : shape.taps[2] * shape.element_bytes;
-  const double ending = shape.partial ? outputs * 4 / 24 + 1500 : outputs * (0.3 + 32 / std::min(piece, 32.0) * 4 / 24) + 3000;
+  const double ending =
+      shape.partial ? outputs * 4 / 24 + 1500 : outputs * (0.3 + 32 / std::min(piece, 32.0) * 4 / 24) + 3000;
   const int resident = shape.blocks_per_multiprocessor;
   const double blocks = static_cast<double>(reduce_tiles(params)) * params.parts;
   const double slots = static_cast<double>(device.multiprocessors) * resident;

@@ -243,7 +243,7 @@ std::vector<TeamChoice> team_choices(const ReduceShape& shape) {
       for (const int column_teams : {1, 2, 4}) {
         for (const int run_teams : {1, 2, 3, 4, 5, 8}) {
           const int teams = row_teams * column_teams * run_teams;
-          if (teams <= most_teams && (shape.warpgroup || teams >= 2)) {
+          if (teams <= most_teams) {
             choices.push_back({row_tiles, row_teams, column_teams, run_teams});
           }
         }
@@ -271,7 +271,8 @@ std::vector<int> column_choices(const ReduceShape& base) {
 // Inside a stage, offsets from its first element are 32-bit.
 bool offsets_fit(const ReduceShape& shape, const Reduction& reduction) {
   const auto reach = [&](const Strides& strides, int channels, const std::array<int, 3>& extent) {
-    double elements = static_cast<double>(strides[0]) * (shape.tile[0] - 1) + static_cast<double>(strides[1]) * channels;
+    double elements =
+        static_cast<double>(strides[0]) * (shape.tile[0] - 1) + static_cast<double>(strides[1]) * channels;
     for (int a = 0; a < kSpatialAxes; ++a) elements += static_cast<double>(strides[2 + a]) * extent[a];
     return elements * shape.element_bytes;
   };
@@ -292,13 +293,14 @@ void set_vectors(ReduceShape& shape, const Reduction& reduction, const ReduceOpt
       shape.row_vector = longest_vector(reduction.row_strides, reduction.row_offset, true, shape.rows, 0, 2);
     }
   } else {
-    shape.row_vector = longest_vector(reduction.row_strides, reduction.row_offset, false, 0,
-                                      reduction.axes[2].row_size, most);
+    shape.row_vector =
+        longest_vector(reduction.row_strides, reduction.row_offset, false, 0, reduction.axes[2].row_size, most);
     while (shape.tile[3] % shape.row_vector != 0) shape.row_vector /= 2;
   }
   if (shape.columns_channels_last) {
     if (shape.element_bytes == 2) {
-      shape.column_vector = longest_vector(reduction.column_strides, reduction.column_offset, true, shape.columns, 0, 2);
+      shape.column_vector =
+          longest_vector(reduction.column_strides, reduction.column_offset, true, shape.columns, 0, 2);
     }
   } else if (!shape.apart[2]) {
     shape.column_vector = longest_vector(reduction.column_strides, reduction.column_offset, false, 0,
@@ -309,8 +311,7 @@ void set_vectors(ReduceShape& shape, const Reduction& reduction, const ReduceOpt
 
 // Fits lanes, batches and residency around rows, columns and pixels; false when it cannot be built.
 bool complete(ReduceShape& shape, const DeviceProperties& device) {
-  shape.row_lanes =
-      lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
+  shape.row_lanes = lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
   shape.column_lanes = lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_vector,
                                 shape.column_units(), shape.loaded_columns());
   shape.stages = 2;
@@ -367,7 +368,8 @@ void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shap
     ReduceCandidate candidate{shape, reduction.swapped, parts, 0};
     candidate.shape.partial = parts > 1;
     if (static_cast<std::size_t>(candidate.shape.shared_bytes()) * shape.blocks_per_multiprocessor +
-            1024 * shape.blocks_per_multiprocessor > device.shared_bytes_per_multiprocessor) {
+            1024 * shape.blocks_per_multiprocessor >
+        device.shared_bytes_per_multiprocessor) {
       continue;
     }
     params.parts = parts;
@@ -388,7 +390,8 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
     for (const int columns : column_choices(base)) {
       shape.team_columns = columns;
       if (shape.run_columns() > 256 || columns > 256) continue;
-      if (shape.run_columns() < 64 && columns < base.columns && shape.run < base.kernel[2]) continue;  // needlessly small
+      if (shape.run_columns() < 64 && columns < base.columns && shape.run < base.kernel[2])
+        continue;  // needlessly small
       for (const TeamChoice& teams : team_choices(base)) {
         if (teams.run_teams > shape.runs()) continue;
         if (teams.column_teams > 1 && columns * (teams.column_teams - 1) >= base.columns) continue;

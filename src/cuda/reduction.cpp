@@ -37,7 +37,7 @@ std::optional<Reduction> reduction_of(const Problem& problem, bool swapped) {
     r.column_offset += first * r.column_strides[2 + a];
     r.column_strides[2 + a] *= common;
     if (!swapped) continue;
-    if (out.step != 1) return std::nullopt;
+    if (out.step != 1 || out.column_size == 0) return std::nullopt;
     // The taps in reverse order.
     out.pad = (out.kernel - 1) * out.tap_step - out.pad;
     std::swap(out.row_size, out.column_size);

@@ -11,9 +11,9 @@ namespace tconv::cuda {
 
 struct ReductionAxis {
   std::int64_t kernel = 1;
-  std::int64_t step = 1;      // pixel i and tap k meet at element i step + k tap_step - pad
+  std::int64_t step = 1;  // pixel i and tap k meet at element i step + k tap_step - pad
   std::int64_t tap_step = 1;
-  std::int64_t pad = 0;       // may be negative
+  std::int64_t pad = 0;  // may be negative
   std::int64_t row_size = 1;
   std::int64_t column_size = 1;
 };
@@ -32,8 +32,8 @@ struct Reduction {
   std::int64_t weight_offset = 0;
 };
 
-// Elements that no tap reads are left out: with g = gcd(stride, dilation), only every g-th is. Swapped only where every
-// step is one; nothing otherwise.
+// Elements that no tap reads are left out: with g = gcd(stride, dilation), only every g-th is read. Swapped only where
+// every step is one and there is something to read; nothing otherwise.
 std::optional<Reduction> reduction_of(const Problem& problem, bool swapped);
 
 }  // namespace tconv::cuda

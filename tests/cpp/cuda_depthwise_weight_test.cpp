@@ -50,9 +50,7 @@ TEST_F(EmulatedDepthwiseWeight, PartsAndChannelsLast) {
 }
 
 TEST_F(EmulatedDepthwiseWeight, Declines) {
-  const auto reason = [](const Problem& problem) {
-    return propose_depthwise_weight(problem, test::gpu(90)).declined;
-  };
+  const auto reason = [](const Problem& problem) { return propose_depthwise_weight(problem, test::gpu(90)).declined; };
   EXPECT_NE(reason(gradient(make(1, 4, 8, 4, {axis(9, 3, 1, 1)}))).find("one channel"), std::string::npos);
   EXPECT_NE(reason(gradient(make(1, 4, 4, 4, {axis(9, 3, 1, 1)}), DType::f64)).find("float32"), std::string::npos);
   EXPECT_NE(reason(gradient(make(1, 4, 4, 4, {axis(90, 65, 1, 1)}))).find("more taps"), std::string::npos);

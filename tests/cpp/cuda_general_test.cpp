@@ -261,7 +261,7 @@ Problem small_problem() {
   return problem;
 }
 
-TEST(General, TakesEveryForwardProblemAndDeclinesGradients) {
+TEST(General, TakesEveryProblemOfItsDirections) {
   Random random;
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
     const Proposal proposal = propose_general(random_problem(random, dtype), gpu(80));
@@ -270,11 +270,9 @@ TEST(General, TakesEveryForwardProblemAndDeclinesGradients) {
     EXPECT_EQ(proposal.workspace_bytes, 0U);
   }
   Problem problem = small_problem();
-  for (const Direction direction : {Direction::grad_input, Direction::grad_weight, Direction::grad_bias}) {
+  for (const Direction direction : {Direction::grad_weight, Direction::grad_bias}) {
     problem.direction = direction;
-    const Proposal proposal = propose_general(problem, gpu(80));
-    EXPECT_EQ(proposal.kernel, nullptr);
-    EXPECT_NE(proposal.declined.find("gradients"), std::string::npos);
+    EXPECT_NE(propose_general(problem, gpu(80)).kernel, nullptr);
   }
 }
 

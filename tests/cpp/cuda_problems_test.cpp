@@ -51,6 +51,8 @@ struct Mode {
 };
 constexpr std::array<Mode, 2> kModes{{{"tf32", DType::f32, Precision::tf32}, {"bf16", DType::bf16, Precision::strict}}};
 
+constexpr std::array kDirections = {Direction::forward, Direction::grad_weight, Direction::grad_bias};
+
 struct Work {
   std::string label;
   std::string plan;
@@ -64,8 +66,10 @@ std::vector<Work> planned_kernels(const DeviceProperties& device, bool core) {
   std::set<std::string> seen;
   for (const auto& [name, base] : test::problem_file()) {
     if (core != kCore.contains(name)) continue;
-    for (const Mode& mode : kModes) {
+    for (std::size_t i = 0; i < kModes.size() * kDirections.size(); ++i) {
+      const Mode& mode = kModes[i % kModes.size()];
       Problem problem = base;
+      problem.direction = kDirections[i / kModes.size()];
       problem.dtype = mode.dtype;
       problem.precision = mode.precision;
       const Plan plan = make_plan(problem, device, families(), {});
@@ -79,8 +83,8 @@ std::vector<Work> planned_kernels(const DeviceProperties& device, bool core) {
       for (const JitKernelWatch::Made& made : watch.made()) {
         EXPECT_EQ(made.arch, device.arch);
         if (!seen.insert(made.source.file + made.source.config + made.source.entry).second) continue;
-        kernels.push_back({name + " " + mode.name + " sm_" + std::to_string(device.arch) + " " + plan.family + " " +
-                               made.source.entry,
+        kernels.push_back({name + " " + name_of(problem.direction) + " " + mode.name + " sm_" +
+                               std::to_string(device.arch) + " " + plan.family + " " + made.source.entry,
                            plan.kernel->describe(), made});
       }
     }

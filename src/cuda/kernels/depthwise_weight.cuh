@@ -1,5 +1,5 @@
-// grad_weight of layers with one channel in a group: bound by memory. A thread walks over pixels of one channel and keeps
-// a sum for every tap; the sums of a block, and then of the parts, are added up in a fixed order.
+// grad_weight of layers with one channel in a group: bound by memory. A thread walks over pixels of one channel and
+// keeps a sum for every tap; the sums of a block, and then of the parts, are added up in a fixed order.
 //
 // The config before this file states
 //   Element                    F32, F16 or BF16

@@ -4,7 +4,7 @@
 #include "params.cuh"
 
 constexpr int kDepthwiseThreads = 256;
-constexpr int kDepthwiseLanes = 32;    // channels of a block where these are neighbours in memory
+constexpr int kDepthwiseLanes = 32;     // channels of a block where these are neighbours in memory
 constexpr int kMostDepthwiseTaps = 64;  // a thread keeps a sum for each
 
 struct DepthwiseWeightParams {

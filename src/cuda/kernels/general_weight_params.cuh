@@ -29,9 +29,9 @@ struct GeneralWeightParams {
   tconv_device::i64 in_bundles;
   tconv_device::i64 out_bundles;
   tconv_device::i64 taps;
-  tconv_device::i64 pixels;   // batch x input pixels
+  tconv_device::i64 pixels;  // batch x input pixels
   tconv_device::i64 weights;
   tconv_device::i64 parts;
-  tconv_device::i64 work;     // warps
+  tconv_device::i64 work;  // warps
   GeneralWeightAxis axes[3];
 };

@@ -1,5 +1,5 @@
-// Sums a tensor per channel, in an order that depends on its shape alone. A block sums one part of one channel, or of 32
-// where channels are neighbours in memory; the parts are summed by the same kernel, once more.
+// Sums a tensor per channel, in an order that depends on its shape alone. A block sums one part of one channel, or of
+// 32 where channels are neighbours in memory; the parts are summed by the same kernel, once more.
 //
 // The config before this file states
 //   In, Out          F64, F32, F16 or BF16; sums are kept in In's type of sums

@@ -8,11 +8,10 @@
 __device__ __forceinline__ void store_row(const TeamTile& team, int tile, int half, float* row) {
 #pragma unroll
   for (int run = 0; run < kTeamRuns; ++run) {
-    const int first =
-        (team.column_team * kShape.all_runs() + team.run_team * kTeamRuns + run) * kShape.run_columns();
+    const int first = (team.column_team * kShape.all_runs() + team.run_team * kTeamRuns + run) * kShape.run_columns();
 #pragma unroll
     for (int column_tile = 0; column_tile < kColumnTiles; ++column_tile) {
-      const float(&value)[4] = team.sum[tile][run][column_tile];
+      const float (&value)[4] = team.sum[tile][run][column_tile];
       const float2 pair = {value[2 * half], value[2 * half + 1]};
       *reinterpret_cast<float2*>(row + first + column_tile * 8 + threadIdx.x % 4 * 2) = pair;
     }
@@ -39,7 +38,7 @@ __device__ __forceinline__ void store_staged(const ReduceParams& params, const R
                                              const float* staged) {
   constexpr int kTaps = kShape.all_taps();
   constexpr int kColumns = kShape.loaded_columns();
-  const long long(&stride)[6] = params.weight_strides;
+  const long long (&stride)[6] = params.weight_strides;
   Element* const weight = static_cast<Element*>(params.weight) + block.group * stride[0];
 #pragma unroll 1
   for (int index = threadIdx.x; index < kShape.staged_rows() * kColumns * kTaps; index += kThreads) {
@@ -53,8 +52,9 @@ __device__ __forceinline__ void store_staged(const ReduceParams& params, const R
     constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
     const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
                     slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
-    if (row < kShape.rows && block.first_column + column < kShape.columns && block.first_tap[0] + d < kShape.kernel[0] &&
-        block.first_tap[1] + h < kShape.kernel[1] && block.first_tap[2] + w < kShape.kernel[2]) {
+    if (row < kShape.rows && block.first_column + column < kShape.columns &&
+        block.first_tap[0] + d < kShape.kernel[0] && block.first_tap[1] + h < kShape.kernel[1] &&
+        block.first_tap[2] + w < kShape.kernel[2]) {
       weight[row * stride[1] + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
              (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5]] =
           to_storage(staged[slot * kShape.staged_pitch() + kShape.sum_of(column, d, h, w)], Element());
@@ -86,9 +86,8 @@ __device__ __forceinline__ void store_sums(const ReduceParams& params, const Red
     const int row_team = team.first_row / (kRowTiles * kShape.tile_rows());
     const int warp = kShape.warpgroup ? threadIdx.x / 32 % 4 : 0;
     const int slot = (row_team * (kShape.warpgroup ? 4 : 1) + warp) * 8 + threadIdx.x % 32 / 4;
-    store_result(params, block, staged, [&](int tile, int half) {
-      store_row(team, tile, half, staged + slot * kShape.staged_pitch());
-    });
+    store_result(params, block, staged,
+                 [&](int tile, int half) { store_row(team, tile, half, staged + slot * kShape.staged_pitch()); });
   }
 }
 
@@ -101,14 +100,11 @@ struct Stages {
   __device__ __forceinline__ Stages(const ReduceParams& params, const ReduceBlock& block, unsigned shared_address)
       : shared(shared_address) {
     // Counted in 64 bits: parts times stages may be more than an int holds.
-    const long long all =
-        static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const long long all = static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
     begin = static_cast<int>(all * block.part / params.parts);
     end = static_cast<int>(all * (block.part + 1) / params.parts);
   }
-  __device__ __forceinline__ unsigned at(int index) const {
-    return shared + (index & 1) * kShape.stage_cells() * 16;
-  }
+  __device__ __forceinline__ unsigned at(int index) const { return shared + (index & 1) * kShape.stage_cells() * 16; }
 };
 
 // Makes this thread's stores to a stage visible to whoever multiplies it.

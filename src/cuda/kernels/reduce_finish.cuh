@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(kFinishLanes* kFinishPieces)
   const int group = static_cast<int>(rest / kShape.rows);
   const bool exists = group < params.groups;
 
-  int tile = (group * params.row_blocks + row / kShape.block_rows()) * params.column_blocks +
-             column / kShape.block_columns();
+  int tile =
+      (group * params.row_blocks + row / kShape.block_rows()) * params.column_blocks + column / kShape.block_columns();
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) tile = tile * params.tap_blocks[axis] + tap[axis] / kShape.taps[axis];
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(kFinishLanes* kFinishPieces)
   if (piece > 0 || !exists) return;
 #pragma unroll
   for (int other = 1; other < kFinishPieces; ++other) total += pieces[other][lane];
-  const long long(&stride)[6] = params.weight_strides;
+  const long long (&stride)[6] = params.weight_strides;
   static_cast<Element*>(params.weight)[group * stride[0] + row * stride[1] + column * stride[2] + tap[0] * stride[3] +
                                        tap[1] * stride[4] + tap[2] * stride[5]] = to_storage(total, Element());
 }

@@ -105,7 +105,7 @@ struct Side {
   }
 
   __device__ __forceinline__ Side(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table) {
-    const long long(&stride)[5] = strides(params);
+    const long long (&stride)[5] = strides(params);
     const int first_channel = kOfRows ? block.first_row : block.first_column;
     const int all = kOfRows ? kShape.rows : kShape.columns;
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
@@ -125,8 +125,8 @@ struct Side {
         rest /= extent;
       }
       place.at[0] = rest;
-      const long long elements = place.at[0] * stride[0] + place.at[1] * stride[2] + place.at[2] * stride[3] +
-                                 place.at[3] * stride[4];
+      const long long elements =
+          place.at[0] * stride[0] + place.at[1] * stride[2] + place.at[2] * stride[3] + place.at[3] * stride[4];
       place.offset = static_cast<unsigned>(elements * kShape.element_bytes);
       table[unit] = place;
     }
@@ -145,7 +145,7 @@ struct Side {
   // Loads the pixels of one batch of the thread's vectors.
   __device__ __forceinline__ void fetch(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                         int batch, unsigned (&words)[kShape.batch_words()]) const {
-    const long long(&stride)[5] = strides(params);
+    const long long (&stride)[5] = strides(params);
     int begin[4];
     int limit[4];
     const Element* start = base;
@@ -160,8 +160,8 @@ struct Side {
       }
       limit[dimension] = dimension == 0 ? params.batch : kOfRows ? params.row_size[axis] : params.column_size[axis];
       start += begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
-      const int last_unit = kOfRows || dimension == 0 ? kShape.tile[dimension] - 1
-                                                      : kShape.reach(axis, kShape.extent(axis) - 1);
+      const int last_unit =
+          kOfRows || dimension == 0 ? kShape.tile[dimension] - 1 : kShape.reach(axis, kShape.extent(axis) - 1);
       const int end = begin[dimension] + (kShape.split[dimension] - 1) * part_step(dimension) + last_unit;
       inside = inside && begin[dimension] >= 0 && end < limit[dimension];
     }

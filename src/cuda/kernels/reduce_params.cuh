@@ -29,15 +29,15 @@ struct ReduceShape {
 
   // A block: its taps (neighbours along each axis), its rows and its columns.
   int taps[3];
-  bool apart[3];  // no two taps of the block read the same element: only what they read is kept, tap beside tap
-  bool warpgroup;     // teams of four warps (wgmma, 64 rows) or of one (mma.sync, 16 rows)
-  int row_tiles;      // of a team
+  bool apart[3];   // no two taps of the block read the same element: only what they read is kept, tap beside tap
+  bool warpgroup;  // teams of four warps (wgmma, 64 rows) or of one (mma.sync, 16 rows)
+  int row_tiles;   // of a team
   int row_teams;
-  int team_columns;   // channels of the shifted tensor in one team
-  int column_teams;   // teams side by side, along the channels
-  int run;            // taps along the width in one product
-  int run_teams;      // teams that share the runs of the block
-  int team_runs;      // runs of a team
+  int team_columns;  // channels of the shifted tensor in one team
+  int column_teams;  // teams side by side, along the channels
+  int run;           // taps along the width in one product
+  int run_teams;     // teams that share the runs of the block
+  int team_runs;     // runs of a team
 
   // The pixels of one stage: parts of a cell and units, along samples, depth, height, width.
   int split[4];
@@ -49,14 +49,14 @@ struct ReduceShape {
   int column_vector;
   int row_lanes;
   int column_lanes;
-  int most_cells;    // cells that a thread loads at once
-  int loader_warps;  // warps that load and do nothing else; 0: all warps do both
-  int team_registers;    // of a thread, where warps are divided
+  int most_cells;      // cells that a thread loads at once
+  int loader_warps;    // warps that load and do nothing else; 0: all warps do both
+  int team_registers;  // of a thread, where warps are divided
   int loader_registers;
 
   int stages;  // 2: the next tile is loaded while one is multiplied
   int blocks_per_multiprocessor;
-  bool partial;       // the sums of a block are parts, added up by the second kernel
+  bool partial;        // the sums of a block are parts, added up by the second kernel
   bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
 
   constexpr int vector() const { return 16 / element_bytes; }
@@ -87,8 +87,8 @@ struct ReduceShape {
   constexpr int places(int axis) const {
     return (tile[1 + axis] - 1) * place_step(axis) + (taps[axis] - 1) * place_tap(axis) + 1;
   }
-  // Places from one row to the next, and so on: vectors along the width start at multiples of their length, wherever the
-  // first element of a block lies.
+  // Places from one row to the next, and so on: vectors along the width start at multiples of their length, wherever
+  // the first element of a block lies.
   constexpr int extent(int axis) const {
     if (axis < 2 || columns_channels_last || column_vector == 1) return places(axis);
     return (places(axis) + 2 * column_vector - 2) / column_vector * column_vector;
@@ -175,20 +175,20 @@ struct ReduceShape {
 struct ReduceParams {
   const void* rows;
   const void* columns;
-  float* sums;   // [part][tile][row][...] where the block's sums are parts
-  void* weight;  // else: the result
-  long long row_strides[5];     // batch, channel, depth, height, width
+  float* sums;               // [part][tile][row][...] where the block's sums are parts
+  void* weight;              // else: the result
+  long long row_strides[5];  // batch, channel, depth, height, width
   long long column_strides[5];
   long long weight_strides[6];  // group, row, column, depth, height, width
   int batch;
   int groups;
   int row_size[3];
   int column_size[3];
-  int pad[3];        // may be negative
+  int pad[3];  // may be negative
   int row_blocks;
   int column_blocks;
   int tap_blocks[3];
-  int tiles[4];      // stages along samples, depth, height, width
+  int tiles[4];  // stages along samples, depth, height, width
   int parts;
 };
 

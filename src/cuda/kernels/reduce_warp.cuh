@@ -45,7 +45,7 @@ struct TeamTile : TeamPlace {
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        float(&d)[4] = sum[tile][run][2 * pair + side];
+        float (&d)[4] = sum[tile][run][2 * pair + side];
         if constexpr (kShape.math == TileMath::fp32x3) {
           multiply_split(d, SplitFragment(a[tile]), SplitFragment(b), side);
         } else {

@@ -35,7 +35,8 @@ struct SplitFragment {
 
 // Adds a times two columns' fragments of b (words 2 side and 2 side + 1). The tensor cores cut the bits that they shift
 // out; sums of one depth are therefore kept short and added in fp32.
-__device__ __forceinline__ void multiply_split(float (&d)[4], const SplitFragment& a, const SplitFragment& b, int side) {
+__device__ __forceinline__ void multiply_split(float (&d)[4], const SplitFragment& a, const SplitFragment& b,
+                                               int side) {
   float part[4] = {};
   ptx::multiply_tf32(part, a.small, b.big[2 * side], b.big[2 * side + 1]);
   ptx::multiply_tf32(part, a.big, b.small[2 * side], b.small[2 * side + 1]);
