@@ -316,8 +316,11 @@ bool complete(ReduceShape& shape, const DeviceProperties& device) {
                                 shape.column_units(), shape.loaded_columns());
   shape.stages = 2;
   shape.partial = true;
+  // Warps that do nothing else load a whole stage at once.
+  constexpr int kMostWords = 96;
   shape.most_cells = shape.element_bytes == 2 && shape.row_vector + shape.column_vector < 4 ? 4 : 8;
-  if (shape.batches() > (shape.loader_warps > 0 ? 16 : 8)) return false;
+  if (shape.loader_warps > 0) shape.most_cells = 1024;
+  if (shape.loader_warps > 0 ? shape.batch_words() > kMostWords : shape.batches() > 8) return false;
   // What a descriptor can say.
   if (shape.warpgroup && shape.place_step(2) * shape.team_columns >= 1 << 14) return false;
   const auto shared = static_cast<std::size_t>(shape.shared_bytes());
@@ -326,23 +329,28 @@ bool complete(ReduceShape& shape, const DeviceProperties& device) {
   const int most_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
   const int registers = reduce_registers(shape);
   if (shape.loader_warps == 0) {
-    if (registers > 250 || shape.threads() * registers > 65536) return false;
-    const int by_registers = 65536 / (shape.threads() * round_up(registers, 8));
+    // Four schedulers share the registers, and the warps of a block go around among them.
+    const int threads = round_up(shape.threads(), 128);
+    if (registers > 250 || threads * registers > 65536) return false;
+    const int by_registers = 65536 / (threads * round_up(registers, 8));
     shape.blocks_per_multiprocessor =
         std::clamp(std::min({by_registers, by_shared, most_threads / shape.threads()}), 1, 8);
     return true;
   }
-  // All threads start with the same registers; those that load give up what they don't need.
+  // All threads start with the same registers; where teams need more, those that load give up what they don't need.
   const int team_threads = 32 * shape.team_warps();
   const int loader_threads = 32 * shape.loader_warps;
-  shape.loader_registers = round_up(shape.batch_words() + 64, 8);
+  shape.loader_registers = round_up(shape.batch_words() + shape.row_batch() + shape.column_batch() + 68, 8);
   for (int blocks = std::min({by_shared, most_threads / shape.threads(), 4}); blocks >= 1; --blocks) {
     const int start = std::min(65536 / blocks / shape.threads() / 8 * 8, 248);
-    if (start < shape.loader_registers) continue;
+    // One instruction must fit what all threads start with.
+    if (start < shape.loader_registers || start < 4 * shape.column_tiles() + 32) continue;
+    shape.blocks_per_multiprocessor = blocks;
+    shape.team_registers = 0;
+    if (registers <= start) return true;
     const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
     if (most < registers) continue;
     shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});
-    shape.blocks_per_multiprocessor = blocks;
     return true;
   }
   return false;
@@ -402,14 +410,14 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
         shape.team_runs = static_cast<int>(ceil_div(shape.runs(), teams.run_teams));
         if (shape.team_runs * (teams.run_teams - 1) >= shape.runs()) continue;
         const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
-        if (sums > (shape.warpgroup ? 160 : 128)) continue;
+        if (sums > (shape.warpgroup ? 160 : shape.math == TileMath::fp32x3 ? 96 : 128)) continue;
         for (const PixelTile& box : boxes) {
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
           set_vectors(shape, reduction, options);
           for (const int loaders : {0, 4, 8}) {
             shape.loader_warps = loaders;
-            if (loaders > 0 && !shape.warpgroup) continue;
+            if (loaders > 0 && (!shape.warpgroup || !options.aligned)) continue;
             if (offsets_fit(shape, reduction) && complete(shape, device)) {
               add_parts(candidates, shape, problem, reduction, device);
             }

@@ -145,9 +145,9 @@ template <int kPending>
 void wait_for_copies() {}
 
 template <int kBytes>
-void load_if(bool exists, const void* global, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+void load_if(unsigned wanted, const void* global, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
   std::memset(out, 0, sizeof(out));
-  if (!exists) return;
+  if (wanted == 0) return;
   if (reinterpret_cast<std::uintptr_t>(global) % kBytes != 0) throw std::runtime_error("a load is not aligned");
   std::memcpy(out, global, kBytes);
 }

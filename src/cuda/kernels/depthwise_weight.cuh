@@ -41,7 +41,7 @@ struct Pixel {
 
 __device__ __forceinline__ float element_if(bool exists, const Storage* global) {
   unsigned word[1];
-  ptx::load_if<sizeof(Storage)>(exists, global, word);
+  ptx::load_if<sizeof(Storage)>(exists ? 1 : 0, global, word);
   if constexpr (sizeof(Storage) == 4) {
     return __uint_as_float(word[0]);
   } else {

@@ -37,11 +37,11 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Elements that are neighbours in memory, as words (two bytes alone in the low half of one), or zeros where they don't
-// exist.
+// Elements that are neighbours in memory, as words (two bytes alone in the low half of one), or zeros where `wanted` is
+// zero.
 template <int kBytes>
-__device__ __forceinline__ void load_if(bool exists, const void* global, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
-  const int wanted = exists ? 1 : 0;
+__device__ __forceinline__ void load_if(unsigned wanted, const void* global,
+                                        unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
   if constexpr (kBytes == 2) {
     unsigned short value;
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b16 %0, 0; @p ld.global.nc.u16 %0, [%2]; }"

@@ -118,13 +118,15 @@ constexpr int kBatches = kShape.batches();
 __device__ __forceinline__ void load_and_multiply(const ReduceParams& params, const ReduceBlock& block,
                                                   const Stages& stages, Loader& loader, TeamTile& team) {
   const int batches = ptx::opaque(kBatches);
+  StageOrigin origin(params, stages.begin);
 #pragma unroll 1
   for (int index = stages.begin - 1; index < stages.end; ++index) {
     const int products = index < stages.begin ? 0 : kShape.products();
-    const StageOrigin origin(params, index + 1);
+    loader.prepare(params, block, origin);
+    origin.advance(params);
 #pragma unroll 1
     for (int batch = 0; batch < batches; ++batch) {
-      if (index + 1 < stages.end) loader.fetch(params, block, origin, ptx::opaque(batch));
+      if (index + 1 < stages.end) loader.fetch(params, ptx::opaque(batch));
       team.multiply_stage(stages.at(index), products * batch / kBatches, products * (batch + 1) / kBatches);
       if (ptx::opaque(index + 1 < stages.end) != 0) loader.store(stages.at(index + 1), ptx::opaque(batch));
     }
@@ -134,32 +136,39 @@ __device__ __forceinline__ void load_and_multiply(const ReduceParams& params, co
   }
 }
 
-// The same with divided labour: in each turn some warps multiply a stage while the others load the next one.
+// The same with divided labour: in each turn some warps multiply a stage while the others load the next one. A stage
+// waits in the registers of those until its place in shared memory is free, so that loads are always under way.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
                                             Loader& loader) {
-  const int batches = ptx::opaque(kBatches);
+  StageOrigin origin(params, stages.begin);
+  loader.rows.keep_offsets();
+  loader.columns.keep_offsets();
+  loader.prepare(params, block, origin);
 #pragma unroll 1
-  for (int index = stages.begin - 1; index < stages.end; ++index) {
-    if (index + 1 < stages.end) {
-      const StageOrigin origin(params, index + 1);
-#pragma unroll 1
-      for (int batch = 0; batch < batches; ++batch) {
-        loader.fetch(params, block, origin, ptx::opaque(batch));
-        loader.store(stages.at(index + 1), ptx::opaque(batch));
-      }
+  for (int index = stages.begin - 1; index <= stages.end; ++index) {
+    if (index >= stages.begin && index < stages.end) {
+      loader.rows.store(stages.at(index), 0);
+      loader.columns.store(stages.at(index), 0);
+      publish_stage();
     }
-    publish_stage();
-    __syncthreads();
+    if (index + 1 < stages.end) {
+      loader.rows.fetch(params, 0);
+      loader.columns.fetch(params, 0);
+      origin.advance(params);
+      loader.prepare(params, block, origin);
+    }
+    if (index >= stages.begin) __syncthreads();
   }
 }
 
 __device__ __forceinline__ void multiply_stages(const Stages& stages, TeamTile& team) {
 #pragma unroll 1
-  for (int index = stages.begin - 1; index < stages.end; ++index) {
-    team.multiply_stage(stages.at(index), 0, index < stages.begin ? 0 : kShape.products());
-    team.end_stage();
+  for (int index = stages.begin; index < stages.end; ++index) {
     __syncthreads();
+    team.multiply_stage(stages.at(index), 0, kShape.products());
+    team.end_stage();
   }
+  __syncthreads();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
@@ -175,11 +184,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     load_and_multiply(params, block, stages, loader, team);
     store_sums(params, block, team, staged);
   } else if (__shfl_sync(~0u, threadIdx.x / 32, 0) >= kFirstLoader) {
-    ptx::give_registers<kShape.loader_registers>();
+    if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
     load_stages(params, block, stages, loader);
     if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
   } else {
-    ptx::take_registers<kShape.team_registers>();
+    if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
     TeamTile team(column_lead(params, block));
     multiply_stages(stages, team);
     store_sums(params, block, team, staged);

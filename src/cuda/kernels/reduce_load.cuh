@@ -48,10 +48,23 @@ struct StageOrigin {
   __device__ __forceinline__ StageOrigin(const ReduceParams& params, int index) {
 #pragma unroll
     for (int dimension = 3; dimension >= 0; --dimension) {
-      first[dimension] = index % params.tiles[dimension] * kShape.tile[dimension] * kShape.split[dimension];
+      first[dimension] = index % params.tiles[dimension] * step(dimension);
       index /= params.tiles[dimension];
     }
   }
+
+  __device__ __forceinline__ void advance(const ReduceParams& params) {
+    first[3] += step(3);
+#pragma unroll
+    for (int dimension = 3; dimension > 0; --dimension) {
+      if (first[dimension] >= params.tiles[dimension] * step(dimension)) {
+        first[dimension] = 0;
+        first[dimension - 1] += step(dimension - 1);
+      }
+    }
+  }
+
+  static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }
 };
 
 // Where the cells of a unit lie: from the stage's first element in bytes, and along samples and axes.
@@ -75,12 +88,22 @@ struct Side {
   static constexpr int kChunks = kOfRows ? kShape.row_chunks() : kShape.column_chunks();
   static constexpr int kBatch = kOfRows ? kShape.row_batch() : kShape.column_batch();
   static constexpr int kWords = kShape.vector_words(kLength);
+  static constexpr bool kKept = kShape.loader_warps > 0;
+  static constexpr unsigned kNothing = ~0u;
 
   const Element* base;  // sample 0, the block's first channel
   int channels;         // of the block
   unsigned channel_bytes;
   int lead;  // elements along the width before the block's first, so that vectors start at multiples of their length
   const UnitPlace* places;
+
+  // The stage that is loaded next: its first element, inside the tensor or not, and whether all of it is inside.
+  const Element* start;
+  int begin[4];
+  bool inside;
+
+  unsigned offset[kKept ? kBatch : 1];  // of the thread's vectors from there, where it has the same ones in each stage
+  unsigned words[kBatch * kVector * kWords];  // on their way
 
   static __device__ __forceinline__ const long long (&strides(const ReduceParams& params))[5] {
     if constexpr (kOfRows) {
@@ -142,14 +165,25 @@ struct Side {
     return (batch * kBatch + item) * kShape.loading_warps() + threadIdx.x / 32 - kFirstLoader;
   }
 
-  // Loads the pixels of one batch of the thread's vectors.
-  __device__ __forceinline__ void fetch(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
-                                        int batch, unsigned (&words)[kShape.batch_words()]) const {
+  // How far a vector lies from the stage's first element, in bytes.
+  __device__ __forceinline__ unsigned offset_of(int chunk) const {
+    const int unit = unit_of(chunk);
+    const int channel = channel_of(chunk);
+    const bool exists = chunk < kChunks && unit < kUnits && channel < channels;
+    return exists ? places[min(unit, kUnits - 1)].offset + channel * channel_bytes : kNothing;
+  }
+
+  // Once the table of places is written.
+  __device__ __forceinline__ void keep_offsets() {
+#pragma unroll
+    for (int item = 0; item < kBatch; ++item) offset[item] = offset_of(chunk_of(0, item));
+  }
+
+  __device__ __forceinline__ void prepare(const ReduceParams& params, const ReduceBlock& block,
+                                          const StageOrigin& origin) {
     const long long (&stride)[5] = strides(params);
-    int begin[4];
-    int limit[4];
-    const Element* start = base;
-    bool inside = true;  // the whole stage
+    start = base;
+    inside = true;
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
       const int axis = dimension - 1;
@@ -158,52 +192,66 @@ struct Side {
         begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
                            params.pad[axis] - (axis == 2 ? lead : 0);
       }
-      limit[dimension] = dimension == 0 ? params.batch : kOfRows ? params.row_size[axis] : params.column_size[axis];
       start += begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
       const int last_unit =
           kOfRows || dimension == 0 ? kShape.tile[dimension] - 1 : kShape.reach(axis, kShape.extent(axis) - 1);
       const int end = begin[dimension] + (kShape.split[dimension] - 1) * part_step(dimension) + last_unit;
-      inside = inside && begin[dimension] >= 0 && end < limit[dimension];
+      inside = inside && begin[dimension] >= 0 && end < limit(params, dimension);
     }
-    const Element* parts[kVector];
+  }
+
+  static __device__ __forceinline__ int limit(const ReduceParams& params, int dimension) {
+    if (dimension == 0) return params.batch;
+    return kOfRows ? params.row_size[dimension - 1] : params.column_size[dimension - 1];
+  }
+
+  // The pixels of a vector's cells that exist, a bit each.
+  __device__ __forceinline__ unsigned mask_of(const ReduceParams& params, int chunk) const {
+    const UnitPlace place = places[min(unit_of(chunk), kUnits - 1)];
+    unsigned mask = ~0u;
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+#pragma unroll
+      for (int part = 0; part < kShape.split[dimension]; ++part) {
+        const int position = begin[dimension] + place.at[dimension] + part * part_step(dimension);
+        if (static_cast<unsigned>(position) >= static_cast<unsigned>(limit(params, dimension))) {
+          mask &= ~bits_of(dimension, part);
+        }
+      }
+    }
+    return mask;
+  }
+
+  // Loads the pixels of one batch of the thread's vectors.
+  __device__ __forceinline__ void fetch(const ReduceParams& params, int batch) {
+    const long long (&stride)[5] = strides(params);
+    unsigned offsets[kBatch];
+    unsigned masks[kBatch];
+#pragma unroll
+    for (int item = 0; item < kBatch; ++item) {
+      offsets[item] = kKept ? offset[kKept ? item : 0] : offset_of(chunk_of(batch, item));
+      masks[item] = offsets[item] != kNothing ? ~0u : 0u;
+    }
+    if (!inside) {
+#pragma unroll
+      for (int item = 0; item < kBatch; ++item) masks[item] &= mask_of(params, chunk_of(batch, item));
+    }
+    const char* parts[kVector];
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      parts[v] = start;
+      const Element* part = start;
 #pragma unroll
       for (int dimension = 0; dimension < 4; ++dimension) {
-        parts[v] += part_of(v, dimension) * part_step(dimension) * stride[dimension == 0 ? 0 : 1 + dimension];
+        part += part_of(v, dimension) * part_step(dimension) * stride[dimension == 0 ? 0 : 1 + dimension];
       }
+      parts[v] = reinterpret_cast<const char*>(part);
     }
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
-      const int chunk = chunk_of(batch, item);
-      const int unit = unit_of(chunk);
-      const int channel = channel_of(chunk);
-      unsigned mask = 0;
-      unsigned offset = 0;
-      if (chunk < kChunks && unit < kUnits && channel < channels) {
-        const UnitPlace place = places[unit];
-        offset = place.offset + channel * channel_bytes;
-        mask = ~0u;
-        if (!inside) {
-#pragma unroll
-          for (int dimension = 0; dimension < 4; ++dimension) {
-#pragma unroll
-            for (int part = 0; part < kShape.split[dimension]; ++part) {
-              const int position = begin[dimension] + place.at[dimension] + part * part_step(dimension);
-              if (static_cast<unsigned>(position) >= static_cast<unsigned>(limit[dimension])) {
-                mask &= ~bits_of(dimension, part);
-              }
-            }
-          }
-        }
-      }
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
-        // One pointer for all threads and a 32-bit offset of their own: an addressing mode of the load.
         unsigned loaded[kWords];
-        ptx::load_if<kLength * kShape.element_bytes>((mask >> v & 1) != 0,
-                                                     reinterpret_cast<const char*>(parts[v]) + offset, loaded);
+        ptx::load_if<kLength * kShape.element_bytes>(masks[item] & 1u << v, parts[v] + offsets[item], loaded);
 #pragma unroll
         for (int word = 0; word < kWords; ++word) words[(item * kVector + v) * kWords + word] = loaded[word];
       }
@@ -211,7 +259,7 @@ struct Side {
   }
 
   // The pixels of one channel, out of the vectors' neighbours.
-  static __device__ __forceinline__ Cell cell_of(const unsigned (&words)[kShape.batch_words()], int item, int at) {
+  __device__ __forceinline__ Cell cell_of(int item, int at) const {
     Cell cell;
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
@@ -227,8 +275,7 @@ struct Side {
     return cell;
   }
 
-  static __device__ __forceinline__ void store(unsigned stage, int batch,
-                                               const unsigned (&words)[kShape.batch_words()]) {
+  __device__ __forceinline__ void store(unsigned stage, int batch) const {
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
       const int chunk = chunk_of(batch, item);
@@ -240,7 +287,7 @@ struct Side {
                                      unit * kShape.team_columns + channel % kShape.team_columns;
       constexpr int kNext = kChannelsLast ? 1 : kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll
-      for (int at = 0; at < kLength; ++at) ptx::store_16(stage + (cell + at * kNext) * 16, cell_of(words, item, at));
+      for (int at = 0; at < kLength; ++at) ptx::store_16(stage + (cell + at * kNext) * 16, cell_of(item, at));
     }
   }
 };
@@ -249,25 +296,30 @@ struct Side {
 struct Loader {
   Side<true> rows;
   Side<false> columns;
-  unsigned words[kShape.batch_words()];
 
   __device__ __forceinline__ Loader(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table)
       : rows(params, block, table), columns(params, block, table + kShape.row_units()) {}
 
-  __device__ __forceinline__ void fetch(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
-                                        int batch) {
+  // Which stage is loaded next.
+  __device__ __forceinline__ void prepare(const ReduceParams& params, const ReduceBlock& block,
+                                          const StageOrigin& origin) {
+    rows.prepare(params, block, origin);
+    columns.prepare(params, block, origin);
+  }
+
+  __device__ __forceinline__ void fetch(const ReduceParams& params, int batch) {
     if (batch < kShape.row_batches()) {
-      rows.fetch(params, block, origin, batch, words);
+      rows.fetch(params, batch);
     } else {
-      columns.fetch(params, block, origin, batch - kShape.row_batches(), words);
+      columns.fetch(params, batch - kShape.row_batches());
     }
   }
 
   __device__ __forceinline__ void store(unsigned stage, int batch) const {
     if (batch < kShape.row_batches()) {
-      Side<true>::store(stage, batch, words);
+      rows.store(stage, batch);
     } else {
-      Side<false>::store(stage, batch - kShape.row_batches(), words);
+      columns.store(stage, batch - kShape.row_batches());
     }
   }
 };

@@ -51,7 +51,7 @@ struct ReduceShape {
   int column_lanes;
   int most_cells;      // cells that a thread loads at once
   int loader_warps;    // warps that load and do nothing else; 0: all warps do both
-  int team_registers;  // of a thread, where warps are divided
+  int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
   int stages;  // 2: the next tile is loaded while one is multiplied
@@ -133,11 +133,12 @@ struct ReduceShape {
   constexpr int row_batch() const { return batch_of(row_chunks(), row_vector); }
   constexpr int column_batch() const { return batch_of(column_chunks(), column_vector); }
   constexpr int vector_words(int vector) const { return vector * element_bytes < 4 ? 1 : vector * element_bytes / 4; }
-  // Words on their way into a thread.
+  // Words on their way into a thread: a batch of one tensor, or of both where warps do nothing but load.
   constexpr int batch_words() const {
-    const int of_rows = row_batch() * vector_words(row_vector);
-    const int of_columns = column_batch() * vector_words(column_vector);
-    return vector() * (of_rows > of_columns ? of_rows : of_columns);
+    const int of_rows = vector() * row_batch() * vector_words(row_vector);
+    const int of_columns = vector() * column_batch() * vector_words(column_vector);
+    if (loader_warps > 0) return of_rows + of_columns;
+    return of_rows > of_columns ? of_rows : of_columns;
   }
 
   // Sums of a block, [row][team of columns][run][column of the run].

@@ -4,6 +4,8 @@
 #include "reduce_team.cuh"
 #include "tensor_math.cuh"
 
+using Operand = Fragment<kShape.math>;
+
 struct TeamTile : TeamPlace {
   float sum[kRowTiles][kTeamRuns][kColumnTiles][4] = {};
   unsigned rows_at;  // byte offsets that ldmatrix adds to a stage
@@ -24,35 +26,28 @@ struct TeamTile : TeamPlace {
     for (int product = begin; product < end; ++product) {
       const unsigned a_at = stage + rows_at + 2 * product * kShape.row_pitch() * 16;
       const unsigned b_at = stage + columns_at + kProductCells[product] * 16;
-      unsigned a[kRowTiles][4];
+      Operand a[kRowTiles];
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) ptx::load_matrices(a[tile], a_at + tile * 256);
+      for (int tile = 0; tile < kRowTiles; ++tile) a[tile] = load_operand(a_at + tile * 256);
 #pragma unroll
       for (int run = 0; run < kTeamRuns; ++run) {
 #pragma unroll
         for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
-          unsigned b[4];
-          ptx::load_matrices(b, b_at + (run_at[run] + pair * 16) * 16);
-          multiply_pair(a, b, run, pair);
+          const Operand b = load_operand(b_at + (run_at[run] + pair * 16) * 16);
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+            for (int side = 0; side < 2; ++side) multiply_operands(sum[tile][run][2 * pair + side], a[tile], b, side);
+          }
         }
       }
     }
   }
 
-  __device__ __forceinline__ void multiply_pair(const unsigned (&a)[kRowTiles][4], const unsigned (&b)[4], int run,
-                                                int pair) {
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        float (&d)[4] = sum[tile][run][2 * pair + side];
-        if constexpr (kShape.math == TileMath::fp32x3) {
-          multiply_split(d, SplitFragment(a[tile]), SplitFragment(b), side);
-        } else {
-          multiply_fragments<kShape.math>(d, a[tile], b[2 * side], b[2 * side + 1]);
-        }
-      }
-    }
+  static __device__ __forceinline__ Operand load_operand(unsigned address) {
+    unsigned words[4];
+    ptx::load_matrices(words, address);
+    return Operand(words);
   }
 
   __device__ __forceinline__ void end_stage() {}
