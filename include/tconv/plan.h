@@ -29,6 +29,9 @@ struct Buffers {
   void* bias = nullptr;
   void* output = nullptr;
   void* workspace = nullptr;  // Plan::workspace_bytes, aligned to 256 bytes
+  // The workspace is as a run of this plan left it, with these weights at these values and tensors of this alignment:
+  // what it holds of the weights is taken as it is. A kernel that keeps nothing there ignores this.
+  bool weights_kept = false;
 };
 
 // Runs body(begin, end) over disjoint pieces that cover [0, count), possibly at the same time, each of at least `grain`
@@ -73,7 +76,8 @@ struct Plan {
 };
 
 // Validates the problem and returns its plan: from the plan cache, or from the planner. `force` names the only family
-// that may be chosen (Error if it declines); empty means the value of TCONV_FORCE, and with that unset the best one.
+// that may be chosen (Error if it declines), or with "family#2" the third of its cuts; empty means the value of
+// TCONV_FORCE, and with that unset the best one.
 std::shared_ptr<const Plan> plan(const Problem& problem, const Device& device = {}, std::string_view force = {});
 
 // Names of the families of a backend, in the order in which they are asked.

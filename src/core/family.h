@@ -50,10 +50,13 @@ struct Family {
   // What it accepts is its own, whatever the others would expect to take: expected times depend on the batch, and a
   // sample's bits must not.
   bool exclusive = false;
+  // A family that can cut a problem in several ways: the way at `index` of its list, best first, 0 being propose's.
+  Proposal (*propose_cut)(const Problem& problem, const DeviceProperties& device, int index) = nullptr;
 };
 
 // Asks every family in turn and keeps the first that accepts or, where families state expected times, the fastest;
-// after an exclusive one that accepts, no other is asked. Pure: no device call, no environment.
+// after an exclusive one that accepts, no other is asked. `force` is empty, "family" or "family#index", the index
+// naming one of the family's cuts. Pure: no device call, no environment.
 Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span<const Family> families,
                std::string_view force);
 

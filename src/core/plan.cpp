@@ -1,5 +1,6 @@
 #include "tconv/plan.h"
 
+#include <charconv>
 #include <cstdio>
 #include <mutex>
 #include <shared_mutex>
@@ -78,6 +79,30 @@ void require_buffers(const Plan& plan, const Buffers& buffers) {
   if (buffers.workspace == nullptr && plan.workspace_bytes > 0) require_empty(1, "workspace");
 }
 
+struct Forced {
+  std::string_view family;
+  int cut = 0;
+};
+
+// "family" or "family#index".
+Forced parse_forced(std::string_view force) {
+  const std::size_t mark = force.find('#');
+  if (mark == std::string_view::npos) return {force};
+  Forced forced{force.substr(0, mark)};
+  const std::string_view digits = force.substr(mark + 1);
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), forced.cut);
+  if (error != std::errc() || end != digits.data() + digits.size() || forced.cut < 0) {
+    throw Error("a forced cut must be a number from 0 on, as in \"tile#2\", got \"" + std::string(force) + "\"");
+  }
+  return forced;
+}
+
+Proposal propose(const Family& family, const Problem& problem, const DeviceProperties& device, int cut) {
+  if (cut == 0) return family.propose(problem, device);
+  if (family.propose_cut == nullptr) return Proposal::decline("has one way to cut a problem");
+  return family.propose_cut(problem, device, cut);
+}
+
 std::string format_seconds(double seconds) {
   char text[32];
   if (seconds < 1e-3) {
@@ -92,14 +117,16 @@ std::string format_seconds(double seconds) {
 
 Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span<const Family> families,
                std::string_view force) {
+  const Forced forced = parse_forced(force);
   Plan plan;
   plan.problem = problem;
   plan.device = device.device;
   bool known = force.empty();
   bool taken = false;  // by an exclusive family
   for (const Family& family : families) {
-    if (!force.empty() && family.name != force) {
-      plan.declined.push_back({std::string(family.name), "only " + std::string(force) + " is allowed (forced)"});
+    if (!force.empty() && family.name != forced.family) {
+      plan.declined.push_back(
+          {std::string(family.name), "only " + std::string(forced.family) + " is allowed (forced)"});
       continue;
     }
     if (taken) {
@@ -107,7 +134,7 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
       continue;
     }
     known = true;
-    Proposal proposal = family.propose(problem, device);
+    Proposal proposal = propose(family, problem, device, forced.cut);
     if (proposal.kernel == nullptr) {
       plan.declined.push_back({std::string(family.name), proposal.declined});
       continue;

@@ -38,6 +38,7 @@ void resolve_all(void* library, Driver& table) {
   resolve(library, "cuFuncSetAttribute", table.function_set_attribute);
   resolve(library, "cuFuncGetAttribute", table.function_get_attribute);
   resolve(library, "cuLaunchKernel", table.launch_kernel);
+  table.launch_kernel_ex = reinterpret_cast<decltype(table.launch_kernel_ex)>(::dlsym(library, "cuLaunchKernelEx"));
 }
 
 struct Opened {

@@ -34,6 +34,24 @@ enum class FunctionAttribute : int {
   max_dynamic_shared_bytes = 8,
 };
 
+// CUlaunchAttribute and CUlaunchConfig: what a launch may ask for beyond its shape.
+struct LaunchAttribute {
+  int id = 0;
+  alignas(8) int value = 0;
+  char rest_of_value[60] = {};
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+constexpr int kOverlapsPrevious = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+struct LaunchConfig {
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+  DriverStream stream = nullptr;
+  LaunchAttribute* attributes = nullptr;
+  unsigned attribute_count = 0;
+};
+
 // The functions that the library calls, under the driver's own names.
 struct Driver {
   DriverResult (*init)(unsigned flags) = nullptr;
@@ -56,6 +74,9 @@ struct Driver {
   DriverResult (*launch_kernel)(DriverFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                 DriverStream stream, void** arguments, void** extra) = nullptr;
+  // Null in drivers older than CUDA 11.8.
+  DriverResult (*launch_kernel_ex)(const LaunchConfig* config, DriverFunction function, void** arguments,
+                                   void** extra) = nullptr;
 };
 
 // Throws Error, saying why, on a machine where the driver is missing or finds nothing to drive.

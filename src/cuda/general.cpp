@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "cuda/element_name.h"
 #include "cuda/general_weight.h"
 #include "cuda/grad_bias.h"
 #include "cuda/jit_kernel.h"
@@ -15,16 +16,6 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr std::int64_t kInt = std::numeric_limits<std::int32_t>::max();
-
-const char* element_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return "F64";
-    case DType::f32: return "F32";
-    case DType::f16: return "F16";
-    case DType::bf16: return "BF16";
-  }
-  return "";
-}
 
 // The inverse of a modulo m, for a and m without a common factor: Euclid's algorithm, keeping only a's coefficient.
 std::int64_t inverse_modulo(std::int64_t a, std::int64_t m) {
@@ -41,7 +32,7 @@ std::int64_t inverse_modulo(std::int64_t a, std::int64_t m) {
   return coefficient < 0 ? coefficient + m : coefficient;
 }
 
-GeneralAxis general_axis(const Axis& axis) {
+GeneralAxis general_axis(const Axis& axis, bool gradient) {
   GeneralAxis out{};
   out.input = axis.input;
   out.output = axis.output();
@@ -51,11 +42,23 @@ GeneralAxis general_axis(const Axis& axis) {
   // that no second tap uses.
   out.stride = std::max<std::int64_t>(1, std::min<std::int64_t>(axis.stride, out.output + out.pad));
   out.dilation = axis.kernel == 1 ? 1 : axis.dilation;
+  if (gradient) {
+    std::swap(out.input, out.output);
+    out.tap_step = 1;
+    out.input_step = -out.dilation;
+    return out;
+  }
   out.common = std::gcd(out.stride, out.dilation);
   out.tap_step = out.stride / out.common;
   out.input_step = out.dilation / out.common;
   out.inverse = out.tap_step <= kInt ? inverse_modulo(out.input_step, out.tap_step) : -1;
   return out;
+}
+
+bool gradient_fits_int(const GeneralAxis& axis) {
+  const auto reach = static_cast<double>(axis.output) * static_cast<double>(axis.stride) +
+                     static_cast<double>(axis.kernel) * static_cast<double>(axis.dilation);
+  return reach + static_cast<double>(axis.input) + static_cast<double>(axis.pad) <= static_cast<double>(kInt);
 }
 
 bool fits_int(const GeneralAxis& axis) {
@@ -74,7 +77,7 @@ class GeneralKernel final : public Kernel {
   GeneralKernel(const Problem& problem, const DeviceProperties& device)
       : shape_(general_shape(problem)),
         params_(general_params(problem, shape_)),
-        bias_(problem.bias),
+        bias_(problem.bias && problem.direction == Direction::forward),
         device_(device.device.index),
         jit_(general_source(shape_), 0, device.arch) {
     blocks_ = (params_.work + kThreads - 1) / kThreads;
@@ -87,10 +90,10 @@ class GeneralKernel final : public Kernel {
   void run(const Buffers& buffers, const Execution& execution) const override {
     if (params_.work == 0) return;
     GeneralParams params = params_;
-    params.input = buffers.input;
+    params.input = shape_.gradient ? buffers.output : buffers.input;
     params.weight = buffers.weight;
     params.bias = bias_ ? buffers.bias : nullptr;
-    params.output = buffers.output;
+    params.output = shape_.gradient ? buffers.input : buffers.output;
     void* arguments[] = {&params};
     jit_.launch(device_, {.grid_x = static_cast<unsigned>(blocks_), .block = kThreads}, arguments, execution.stream);
   }
@@ -115,9 +118,10 @@ double expected_seconds(const Problem& problem, const DeviceProperties& device) 
   constexpr double kShareOfRate = 0.04;       // of the CUDA cores' peak
   constexpr double kShareOfBandwidth = 0.25;  // neighbouring threads share few cache lines
   constexpr double kStep = 6e-9;              // one thread's dependent load and multiply-add
-  double taps = static_cast<double>(problem.in_channels_per_group());
+  const bool gradient = problem.direction == Direction::grad_input;
+  auto taps = static_cast<double>(gradient ? problem.out_channels_per_group() : problem.in_channels_per_group());
   for (const Axis& axis : problem.axes) {
-    taps *= std::max(1.0, static_cast<double>(axis.kernel) / static_cast<double>(axis.stride));
+    taps *= std::max(1.0, static_cast<double>(axis.kernel) / (gradient ? 1.0 : static_cast<double>(axis.stride)));
   }
   const auto elements =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.weight_sizes()) +
@@ -134,17 +138,20 @@ double expected_seconds(const Problem& problem, const DeviceProperties& device) 
 GeneralShape general_shape(const Problem& problem) {
   GeneralShape shape;
   shape.dtype = problem.dtype;
-  shape.bundle = problem.out_channels_per_group() > 1 ? 4 : 1;
+  shape.gradient = problem.direction == Direction::grad_input;
+  shape.bundle = (shape.gradient ? problem.in_channels_per_group() : problem.out_channels_per_group()) > 1 ? 4 : 1;
   const GeneralParams params = general_params(problem, shape);
-  shape.wide = params.work > kInt || !std::all_of(std::begin(params.axes), std::end(params.axes), fits_int);
+  shape.wide = params.work > kInt || !std::all_of(std::begin(params.axes), std::end(params.axes),
+                                                  shape.gradient ? gradient_fits_int : fits_int);
   return shape;
 }
 
 KernelSource general_source(const GeneralShape& shape) {
   const std::string config =
-      "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " + std::string(element_of(shape.dtype)) +
+      "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " + std::string(element_name(shape.dtype)) +
       ";\nusing Index = " + (shape.wide ? "long long" : "int") +
-      ";\nconstexpr int kBundle = " + std::to_string(shape.bundle) + ";\n";
+      ";\nconstexpr int kBundle = " + std::to_string(shape.bundle) +
+      ";\nconstexpr bool kGradient = " + (shape.gradient ? "true" : "false") + ";\n";
   return {.file = "general.cuh", .config = config, .entry = "tconv_general"};
 }
 
@@ -157,14 +164,20 @@ GeneralParams general_params(const Problem& problem, const GeneralShape& shape) 
   params.groups = problem.groups;
   params.in_channels = problem.in_channels_per_group();
   params.out_channels = problem.out_channels_per_group();
+  params.weight_group_stride = params.in_channels * problem.weight_strides[0];
+  if (shape.gradient) {
+    std::swap(params.in_channels, params.out_channels);
+    std::swap(params.input_strides, params.output_strides);
+    std::swap(params.weight_strides[0], params.weight_strides[1]);
+  }
   params.bundles = (params.out_channels + shape.bundle - 1) / shape.bundle;
   params.channels_last =
-      problem.out_channels > 1 && problem.output_strides[1] == 1 && problem.output_strides[4] > 1 ? 1 : 0;
+      params.groups * params.out_channels > 1 && params.output_strides[1] == 1 && params.output_strides[4] > 1 ? 1 : 0;
   params.work = params.batch * params.groups * params.bundles;
   for (std::size_t i = 0; i < problem.axes.size(); ++i) {
-    params.axes[i] = general_axis(problem.axes[i]);
-    params.axes[i].input_jump = wrapping_product(params.axes[i].input_step, problem.input_strides[2 + i]);
-    params.axes[i].weight_jump = wrapping_product(params.axes[i].tap_step, problem.weight_strides[2 + i]);
+    params.axes[i] = general_axis(problem.axes[i], shape.gradient);
+    params.axes[i].input_jump = wrapping_product(params.axes[i].input_step, params.input_strides[2 + i]);
+    params.axes[i].weight_jump = wrapping_product(params.axes[i].tap_step, params.weight_strides[2 + i]);
     params.work *= params.axes[i].output;
   }
   return params;
@@ -173,9 +186,9 @@ GeneralParams general_params(const Problem& problem, const GeneralShape& shape) 
 Proposal propose_general(const Problem& problem, const DeviceProperties& device) {
   if (problem.direction == Direction::grad_weight) return propose_general_weight(problem, device);
   if (problem.direction == Direction::grad_bias) return propose_grad_bias(problem, device);
-  if (problem.direction != Direction::forward) return Proposal::decline("gradients on the GPU run through PyTorch");
-  if (element_count(problem.output_sizes()) > kInt * std::int64_t{kThreads}) {
-    return Proposal::decline("the output must have at most 2^39 elements, more than any GPU's memory");
+  const Sizes sizes = problem.direction == Direction::forward ? problem.output_sizes() : problem.input_sizes();
+  if (element_count(sizes) > kInt * std::int64_t{kThreads}) {
+    return Proposal::decline("what is written must have at most 2^39 elements, more than any GPU's memory");
   }
   Proposal proposal;
   proposal.kernel = std::make_shared<GeneralKernel>(problem, device);

@@ -1,4 +1,5 @@
-// The family that takes every forward problem, on any GPU, in any layout; the others are faster.
+// The family that takes every problem of the directions forward and grad_input, on any GPU, in any layout; the others
+// are faster.
 #pragma once
 
 #include "core/family.h"
@@ -11,7 +12,8 @@ namespace tconv::cuda {
 struct GeneralShape {
   DType dtype = DType::f32;
   bool wide = false;  // positions need 64 bits
-  int bundle = 1;     // output channels of a thread: 1 or 4
+  int bundle = 1;     // channels of a thread: 1 or 4
+  bool gradient = false;
 
   bool operator==(const GeneralShape&) const = default;
 };

@@ -62,9 +62,22 @@ void JitKernel::launch(int device, const LaunchShape& shape, void** arguments, v
     kernel = state_->loaded[slot].load(std::memory_order_acquire);
   }
   const ContextScope context(kernel->context);
-  const DriverResult result = kernel->driver->launch_kernel(
-      kernel->function, shape.grid_x, shape.grid_y, shape.grid_z, shape.block, 1, 1,
-      static_cast<unsigned>(state_->dynamic_shared_bytes), static_cast<DriverStream>(stream), arguments, nullptr);
+  const auto shared_bytes = static_cast<unsigned>(state_->dynamic_shared_bytes);
+  DriverResult result = 0;
+
+  if (shape.overlaps_previous && kernel->driver->launch_kernel_ex != nullptr && state_->arch >= 90) {
+    LaunchAttribute overlaps{.id = kOverlapsPrevious, .value = 1};
+    const LaunchConfig config{.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
+                              .block = {shape.block, 1, 1},
+                              .shared_bytes = shared_bytes,
+                              .stream = static_cast<DriverStream>(stream),
+                              .attributes = &overlaps,
+                              .attribute_count = 1};
+    result = kernel->driver->launch_kernel_ex(&config, kernel->function, arguments, nullptr);
+  } else {
+    result = kernel->driver->launch_kernel(kernel->function, shape.grid_x, shape.grid_y, shape.grid_z, shape.block, 1,
+                                           1, shared_bytes, static_cast<DriverStream>(stream), arguments, nullptr);
+  }
   if (result != 0) check(result, "launch " + state_->source.entry + " on GPU " + std::to_string(device));
 }
 

@@ -14,6 +14,9 @@ struct LaunchShape {
   unsigned grid_y = 1;
   unsigned grid_z = 1;
   unsigned block = 1;
+  // May start while the kernel before it in the stream still runs: it waits itself for what that one writes, and that
+  // one says when all its blocks run. Where the driver can't do that, it starts afterwards.
+  bool overlaps_previous = false;
 };
 
 // Compiled and loaded for a device when it is first needed, once, however many threads ask. A launch on a device for

@@ -1,5 +1,4 @@
-// The kernel families of the CUDA backend, in the order in which they are asked; the last one takes every forward
-// problem.
+// The kernel families of the CUDA backend, in the order in which they are asked; the last one takes every problem.
 #include <array>
 
 #include "core/family.h"
@@ -13,7 +12,7 @@ namespace tconv::cuda {
 
 std::span<const Family> families() {
   static constexpr std::array<Family, 5> kFamilies{{
-      {"tile", propose_tile, /*exclusive=*/true},
+      {"tile", propose_tile, /*exclusive=*/true, propose_tile_cut},
       {"direct", propose_direct, /*exclusive=*/true},
       {"reduce", propose_reduce},
       {"depthwise", propose_depthwise_weight},

@@ -29,8 +29,10 @@ std::string initialiser(const TileShape& s) {
   std::string text = "{static_cast<TileMath>(" + std::to_string(static_cast<int>(s.math)) + "), ";
   text += number(s.element_bytes) + number(s.channels) + number(s.out_channels);
   text += list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " + text_of(s.bias) + ", ";
+  text += std::string(text_of(s.gradient)) + ", ";
   text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.span) + ", " + list(s.slots) + ", ";
-  text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", " + list(s.tile) + ", ";
+  text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", ";
+  text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + number(s.row_tiles) + number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
@@ -40,17 +42,36 @@ std::string initialiser(const TileShape& s) {
   return text + "}";
 }
 
+// Where the cells of a distance (gradient: of a tap) begin along an axis of the patch.
+struct PlaneSite {
+  int plane = 0;
+  int cell = 0;
+};
+
+PlaneSite plane_site(const TileShape& shape, int a, int back) {
+  if (!shape.gradient) return {0, (shape.backs[a] - 1 - back) * shape.back_step[a]};
+  if (shape.plane_groups(a) > 1) return {back / shape.backs[a], back % shape.backs[a] * shape.back_step[a]};
+  const int reach = back * shape.dilation[a];
+  PlaneSite site{0, reach / shape.stride[a]};
+  while (shape.plane_residue(a, site.plane) != reach % shape.stride[a]) ++site.plane;
+  return site;
+}
+
 // For each distance: how far its cells lie from the patch's first, and which row tiles have a tap there.
 std::string back_tables(const TileShape& shape) {
   std::string cells;
   std::string rows;
   for (int index = 0; index < shape.all_backs(); ++index) {
-    const int back[3] = {index / (shape.backs[2] * shape.backs[1]), index / shape.backs[2] % shape.backs[1],
-                         index % shape.backs[2]};
+    const int back[3] = {index / (shape.axis_backs(2) * shape.axis_backs(1)),
+                         index / shape.axis_backs(2) % shape.axis_backs(1), index % shape.axis_backs(2)};
     int position = 0;
-    for (int a = 0; a < 3; ++a)
-      position = position * shape.patch(1 + a) + (shape.backs[a] - 1 - back[a]) * shape.back_step[a];
-    cells += std::to_string(position) + ", ";
+    int plane = 0;
+    for (int a = 0; a < 3; ++a) {
+      const PlaneSite site = plane_site(shape, a, back[a]);
+      position = position * shape.patch(1 + a) + site.cell;
+      plane = plane * shape.planes[a] + site.plane;
+    }
+    cells += std::to_string(plane * shape.plane_pitch() + position) + ", ";
     rows += std::to_string(row_tiles_with_tap(shape, index)) + "u, ";
   }
   // Twice: for loops that are unrolled whole, where they become immediate operands, and for the others.
@@ -104,33 +125,40 @@ class TileKernel final : public Kernel {
                     device.arch);
     }
     params_ = params_of(problem);
-    pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
-                  .grid_y = static_cast<unsigned>(params_.channel_blocks),
-                  .grid_z = static_cast<unsigned>(params_.groups),
-                  .block = kPackThreads};
+    // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
+    // of blocks only.
+    overlaps_pack_ = shape_.packed && blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors;
+    pack_grid_ = {
+        .grid_x = static_cast<unsigned>(shape_.channel_chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
+        .grid_y = static_cast<unsigned>(params_.channel_blocks),
+        .grid_z = static_cast<unsigned>(params_.groups),
+        .block = kPackThreads};
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     if (blocks_ == 0) return;
-    if (shape_.wide_input && reinterpret_cast<std::uintptr_t>(buffers.input) % 16 != 0) {
+    const void* const input = shape_.gradient ? buffers.output : buffers.input;
+    if (shape_.wide_input && reinterpret_cast<std::uintptr_t>(input) % 16 != 0) {
       if (unaligned_ == nullptr) throw Error("the input of this layout must be aligned to 16 bytes");
       return unaligned_->run(buffers, execution);
     }
     TileParams params = params_;
-    params.input = buffers.input;
+    params.input = input;
     params.weight = buffers.weight;
     params.bias = buffers.bias;
-    params.output = buffers.output;
-    if (pack_) {
+    params.output = shape_.gradient ? buffers.input : buffers.output;
+    const bool packs = pack_.has_value() && !buffers.weights_kept;
+    if (packs) {
       void* packed = buffers.workspace;
       void* arguments[] = {&params, &packed};
       pack_->launch(device_, pack_grid_, arguments, execution.stream);
-      params.weight = packed;
     }
+    if (pack_) params.weight = buffers.workspace;
     void* arguments[] = {&params};
     kernel_.launch(device_,
-                   {.grid_x = static_cast<unsigned>(blocks_ * shape_.depth_blocks),
-                    .block = static_cast<unsigned>(shape_.threads())},
+                   {.grid_x = static_cast<unsigned>(blocks_),
+                    .block = static_cast<unsigned>(shape_.threads()),
+                    .overlaps_previous = packs && overlaps_pack_},
                    arguments, execution.stream);
   }
 
@@ -153,18 +181,20 @@ class TileKernel final : public Kernel {
 
   std::string describe() const override {
     const TileShape& s = shape_;
-    std::string text =
-        std::to_string(s.all_slots()) + " phases x " + std::to_string(s.block_channels) + " channels by ";
+    std::string text = (s.gradient ? "" : std::to_string(s.all_slots()) + " phases x ") +
+                       std::to_string(s.block_channels) + " channels by ";
     for (int i = 0; i < 4; ++i) text += std::to_string(s.tile[i]) + (i < 3 ? "x" : " cells");
     text += ", depth " + std::to_string(s.chunk_channels()) + "x" + std::to_string(s.stage_backs) + " of " +
             std::to_string(s.channels) + "x" + std::to_string(s.all_backs());
+    if (s.gradient)
+      text += " in " + std::to_string(s.all_plane_groups()) + "x" + std::to_string(s.all_planes()) + " planes";
     text += std::string(s.warpgroup ? ", warpgroups " : ", warps ") + std::to_string(s.row_teams) + "x" +
             std::to_string(s.column_teams) + "x" + std::to_string(s.depth_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(8 * s.column_tiles);
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
-    text += ", " + std::to_string(blocks_ * s.depth_blocks) + " blocks (" +
-            std::to_string(s.blocks_per_multiprocessor) + " per multiprocessor), " +
-            std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " + (s.packed ? "packed" : "in place");
+    text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
+            " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
+            (s.packed ? "packed" : "in place");
     return text;
   }
 
@@ -172,21 +202,23 @@ class TileKernel final : public Kernel {
   TileParams params_of(const Problem& problem) const {
     TileParams params{};
     for (int i = 0; i < 5; ++i) {
-      params.input_strides[i] = problem.input_strides[i];
+      params.input_strides[i] = tile_input_strides(problem)[i];
       params.weight_strides[i] = problem.weight_strides[i];
-      params.output_strides[i] = problem.output_strides[i];
+      params.output_strides[i] = tile_output_strides(problem)[i];
     }
+    params.weight_group_stride = problem.in_channels_per_group() * problem.weight_strides[0];
+    if (shape_.gradient) std::swap(params.weight_strides[0], params.weight_strides[1]);
     params.batch = static_cast<int>(problem.batch);
     params.groups = static_cast<int>(problem.groups);
     params.tiles[0] = static_cast<int>(ceil_div(problem.batch, shape_.tile[0]));
     for (int a = 0; a < kSpatialAxes; ++a) {
       const Axis& axis = problem.axes[a];
-      params.input_size[a] = static_cast<int>(axis.input);
-      params.output_size[a] = static_cast<int>(axis.output());
+      params.input_size[a] = static_cast<int>(shape_.gradient ? axis.output() : axis.input);
+      params.output_size[a] = static_cast<int>(shape_.gradient ? axis.input : axis.output());
       params.pad[a] = static_cast<int>(axis.pad_begin);
-      params.first_cell[a] = static_cast<int>(axis.pad_begin / axis.stride);
-      params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(axis), shape_.tile[1 + a]));
-      params.residue_blocks[a] = static_cast<int>(ceil_div(axis.stride, shape_.span[a]));
+      params.first_cell[a] = shape_.gradient ? 0 : static_cast<int>(axis.pad_begin / axis.stride);
+      params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(problem, a), shape_.tile[1 + a]));
+      params.residue_blocks[a] = static_cast<int>(ceil_div(shape_.output_step(a), shape_.span[a]));
     }
     params.channel_blocks = static_cast<int>(ceil_div(shape_.out_channels, shape_.block_channels));
     return params;
@@ -195,6 +227,7 @@ class TileKernel final : public Kernel {
   TileShape shape_;
   int device_;
   long long blocks_;
+  bool overlaps_pack_ = false;
   JitKernel kernel_;
   std::optional<JitKernel> pack_;
   LaunchShape pack_grid_;
@@ -205,11 +238,18 @@ class TileKernel final : public Kernel {
 }  // namespace
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
+  return propose_tile_cut(problem, device, 0);
+}
+
+Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device, int index) {
   if (std::string reason = why_no_tile(problem, device); !reason.empty()) return Proposal::decline(std::move(reason));
-  if (element_count(problem.output_sizes()) == 0) return Proposal::decline("nothing to compute");
+  if (element_count(problem.output_sizes()) == 0 || element_count(problem.input_sizes()) == 0)
+    return Proposal::decline("nothing to compute");
   const std::vector<TileCandidate> candidates = tile_candidates(problem, device);
   if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
-  return propose_tile(problem, device, candidates.front());
+  const auto count = static_cast<int>(candidates.size());
+  if (index >= count) return Proposal::decline("has " + std::to_string(count) + " cuts for this problem");
+  return propose_tile(problem, device, candidates[static_cast<std::size_t>(index)]);
 }
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {

@@ -9,6 +9,7 @@
 namespace tconv::cuda {
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device);
+Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device, int index);
 
 // One way to cut a problem into blocks, and what it should cost.
 struct TileCandidate {

@@ -1,6 +1,7 @@
 #include "cuda/tile_cost.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace tconv::cuda {
@@ -10,23 +11,38 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 }  // namespace
 
-std::int64_t tile_cells(const Axis& axis) {
+const Strides& tile_input_strides(const Problem& problem) {
+  return problem.direction == Direction::forward ? problem.input_strides : problem.output_strides;
+}
+
+const Strides& tile_output_strides(const Problem& problem) {
+  return problem.direction == Direction::forward ? problem.output_strides : problem.input_strides;
+}
+
+std::int64_t tile_cells(const Problem& problem, int a) {
+  const Axis& axis = problem.axes[static_cast<std::size_t>(a)];
+  if (problem.direction == Direction::grad_input) return axis.input;
   return (axis.output() - 1 + axis.pad_begin) / axis.stride - axis.pad_begin / axis.stride + 1;
 }
 
 long long tile_block_rows(const TileShape& shape, const Problem& problem) {
   long long blocks = problem.groups * ceil_div(shape.out_channels, shape.block_channels);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.stride[a], shape.span[a]);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.output_step(a), shape.span[a]);
   return blocks;
 }
 
 long long tile_block_cells(const TileShape& shape, const Problem& problem) {
   long long blocks = ceil_div(problem.batch, shape.tile[0]);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(tile_cells(problem.axes[a]), shape.tile[1 + a]);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(tile_cells(problem, a), shape.tile[1 + a]);
   return blocks;
 }
 
+long long tile_blocks(const TileShape& shape, const Problem& problem) {
+  return tile_block_rows(shape, problem) * tile_block_cells(shape, problem) * shape.depth_blocks;
+}
+
 unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
+  if (shape.gradient) return (1U << ceil_div(shape.block_channels, shape.tile_rows())) - 1;
   const int back[3] = {back_index / (shape.backs[2] * shape.backs[1]), back_index / shape.backs[2] % shape.backs[1],
                        back_index % shape.backs[2]};
   unsigned tiles = 0;
@@ -46,96 +62,131 @@ unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
   return tiles;
 }
 
+int loads_in_place(const TileShape& shape) {
+  const int cells = shape.gradient ? shape.stage_backs * shape.slabs * shape.rows()
+                                   : shape.slabs * shape.block_channels * shape.all_slots() * shape.all_backs();
+  return shape.vector() * static_cast<int>(ceil_div(cells, shape.threads()));
+}
+
 int tile_registers(const TileShape& shape) {
   const int accumulators = 4 * shape.row_tiles * shape.column_tiles;
   const int fragments =
       shape.warpgroup ? 0 : 5 * shape.column_tiles / 2 + 8 + (shape.math == TileMath::fp32x3 ? 24 : 0);
-  const int input_items = static_cast<int>(ceil_div(shape.slabs * shape.pixels(), shape.threads()));
-  // Two-byte elements of different channels wait in a register each, and take more to be put together.
-  const int per_item = shape.wide_input ? 5 : shape.element_bytes == 2 ? 16 : 5;
-  int weights = 8;
-  if (!shape.packed) {
-    const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
-    weights = 28 + 4 * static_cast<int>(ceil_div(items, shape.threads()));
-  }
-  return accumulators + fragments + input_items * (per_item + 1) + weights +
-         (shape.warpgroup            ? 40
-          : shape.element_bytes == 2 ? 72
-                                     : 52);
+  const int input_items =
+      static_cast<int>(ceil_div(shape.slabs * shape.pixels() * shape.all_planes(), shape.threads()));
+  // A cell on its way holds its values, its place and, while it is loaded, addresses. Two-byte elements of different
+  // channels wait in a register each.
+  const int per_item = shape.wide_input ? 6 : shape.element_bytes == 2 ? 17 : shape.warpgroup ? 9 : 6;
+  // Values of weights in place wait in a register each, and the compiler works out all addresses before the first load.
+  const int weights = shape.packed ? 0 : 24 + 4 * loads_in_place(shape);
+  const int rest = shape.warpgroup ? (shape.packed ? 28 : 48) : shape.element_bytes == 2 ? 80 : 60;
+  return accumulators + fragments + input_items * per_item + weights + rest;
 }
+
+namespace {
+
+// Products of one row tile, all columns of a team and one step of depth, that a block computes for one step of
+// channels. The row teams of a block wait for the one with the most.
+double row_tile_products(const TileShape& shape) {
+  double products = 0;
+  for (int back = 0; back < shape.all_backs(); ++back) {
+    const unsigned tiles = row_tiles_with_tap(shape, back);
+    int most = 0;
+    for (int team = 0; team < shape.row_teams; ++team) {
+      const unsigned own = tiles >> (team * shape.row_tiles) & ((1U << shape.row_tiles) - 1);
+      most = std::max(most, std::popcount(own));
+    }
+    products += most * shape.row_teams;
+  }
+  if (!shape.skips_backs()) return products;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.span[a] != 1 || shape.stride[a] == 1) continue;
+    double taps = 0;
+    for (int residue = 0; residue < shape.stride[a]; ++residue) {
+      for (int back = 0; back < shape.backs[a]; ++back) taps += shape.has_tap(a, residue, back) ? 1 : 0;
+    }
+    products *= taps / (static_cast<double>(shape.stride[a]) * shape.backs[a]);
+  }
+  return products;
+}
+
+}  // namespace
 
 // Cost of a candidate in seconds. Per block: multiplication, traffic beyond the block and instructions of the loader
 // and the epilogue; the largest of them counts fully and the others in part, since resident blocks overlap. The
-// constants come from measurements on an H200; docs/notes/tile.md says how well they choose.
-double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device, long long tiles) {
-  const double blocks = static_cast<double>(tiles) * shape.depth_blocks;
+// constants are fitted to measurements on an H200; docs/notes/tile.md says how, and how well they choose.
+double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device) {
+  const auto blocks = static_cast<double>(tile_blocks(shape, problem));
   const double clock = 1.7e9;
   const double half = shape.element_bytes == 2 ? 2.0 : 1.0;
   const double peak = device.tf32_rate / 2 / device.multiprocessors / clock * half;  // multiply-adds per cycle
-  double tile_products = 0;  // products of one row tile, all columns of a team and one step of depth
-  for (int back = 0; back < shape.all_backs(); ++back)
-    tile_products += __builtin_popcount(row_tiles_with_tap(shape, back));
-  if (shape.skips_backs()) {
-    for (int a = 0; a < kSpatialAxes; ++a) {
-      if (shape.span[a] != 1 || shape.stride[a] == 1) continue;
-      double taps = 0;
-      for (int residue = 0; residue < shape.stride[a]; ++residue) {
-        for (int back = 0; back < shape.backs[a]; ++back) taps += shape.has_tap(a, residue, back) ? 1 : 0;
-      }
-      tile_products *= taps / (static_cast<double>(shape.stride[a]) * shape.backs[a]);
-    }
-  }
   const double chunks = shape.block_chunks();
-  tile_products *= chunks * shape.slabs / 2 * shape.column_teams;
+  const double products = row_tile_products(shape) * chunks * shape.slabs / 2 * shape.column_teams;
   const double step_channels = 2.0 * shape.vector();
   const double columns = 8.0 * shape.column_tiles;
   double multiply = 0;
   if (shape.warpgroup) {
     const double reads = (64 + columns) * 32 / 128;  // cycles to bring both operands from shared memory
-    multiply = tile_products * std::max(64 * columns * step_channels / (peak * 0.92), reads * 1.05);
+    multiply = products * std::max(64 * columns * step_channels / peak, reads * 0.8);
   } else {
     const double reads = 4.0 * (1 + shape.column_tiles / 2.0 / shape.row_tiles);
     const double rate = peak * 0.55 / (shape.math == TileMath::fp32x3 ? 3.5 : 1.0);
-    multiply = tile_products * std::max(16 * columns * step_channels / rate, reads * 1.1);
+    multiply = products * std::max(16 * columns * step_channels / rate, reads * 1.1);
   }
   const double input_bytes = chunks * shape.input_stage_bytes();
   const double weight_bytes = chunks * shape.all_backs() * shape.slabs * shape.rows() * 16;
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
-  // Rows that begin and end inside a sector move it whole.
-  const auto with_sectors = [&](int elements) { return 1 + 32.0 / (elements * shape.element_bytes); };
-  const double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3));
-  const double output_sectors = shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]);
+  // Rows that begin and end inside a sector move more than their bytes.
+  const auto with_sectors = [&](int elements) { return 1 + 19.0 / (elements * shape.element_bytes); };
+  double input_sectors = shape.input_channels_last ? 1.0 : with_sectors(shape.patch(3) * shape.planes[2]);
+  if (shape.gradient && !shape.input_channels_last) {  // residues that a patch leaves out move with the others
+    const double per_sector = 32.0 / shape.element_bytes;
+    input_sectors *= std::min<double>(shape.stride[2], per_sector) / std::min<double>(shape.planes[2], per_sector);
+  }
+  // Where other blocks write the outputs in between, every sector is written in part, several times.
+  const double gaps = static_cast<double>(shape.output_step(2)) / shape.span[2];
+  const double output_sectors =
+      shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]) * std::min(gaps, 8.0);
   const double traffic =
-      (input_bytes * input_sectors + weight_bytes + 1.5 * outputs * shape.element_bytes * output_sectors) / 30;
-  const double loader = input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) +
-                        (shape.packed ? weight_bytes / 16 * 4 : weight_bytes / shape.element_bytes * 90);
-  const double epilogue = outputs * 9 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;
-  const double instructions = (loader + epilogue) / 128 / 0.6;
-  const double stages = chunks * shape.stages_per_chunk();
-
+      (input_bytes * input_sectors + weight_bytes + 2.55 * outputs * shape.element_bytes * output_sectors) / 59;
+  const double weight_instructions = shape.bulk_weights() ? 0
+                                     : shape.packed       ? 4
+                                     : shape.gradient     ? 22
+                                                          : 71;  // per cell
+  const double loader =
+      input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) + weight_bytes / 16 * weight_instructions;
+  const double epilogue = outputs * 12.3 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;
+  const double instructions = (loader + epilogue) / 128 / 0.52;
   const double sum = multiply + traffic + instructions;
-  const double busy = 0.65 * std::max({multiply, traffic, instructions}) + 0.35 * sum;
-  const double latency = 2500 + stages * 650 + outputs / shape.threads() * 12 + 0.6 * multiply;
+  const double busy = 0.53 * std::max({multiply, traffic, instructions}) + 0.47 * sum;
+
+  // What a block takes alone, however empty the chip.
+  const double stages = chunks * shape.stages_per_chunk();
+  const double items =
+      std::ceil(static_cast<double>(shape.slabs) * shape.pixels() * shape.all_planes() / shape.threads());
+  const double latency = 2800 + stages * 650 + chunks * items * 112 + outputs / shape.threads() * 4.7 + 0.46 * multiply;
   const int resident = std::max(shape.blocks_per_multiprocessor, 1);
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);
   const double rest = blocks - full_waves * slots;
   double cycles = full_waves * std::max(busy * resident, latency);
   if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
-  cycles *= resident == 1 ? 1.25 : resident == 2 ? 1.0 : 0.9;  // more blocks overlap more of each other's start and end
-  if (shape.warpgroup && shape.row_teams > 1)
-    cycles *= 1.2;  // warpgroups of a block wait for each other at every stage
+  cycles *= 0.86 + 0.39 * 8 / (resident * shape.threads() / 32.0);  // more warps hide more of each other's waiting
+  // Warpgroups of a block wait for each other at every stage.
+  if (shape.warpgroup && shape.row_teams > 1) cycles *= 1.13;
+  if (shape.warpgroup && shape.column_teams > 1) cycles *= 1.17;
+
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
-  const double packing = shape.packed ? 3e-6 + 2 * weight_bytes * shape.depth_blocks *
-                                                   static_cast<double>(tile_block_rows(shape, problem)) / 2e12
-                                      : 0;
+  const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
+  const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / 1.54e12 : 0;
   const double seconds = std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
   // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
-  const bool whole_rows = shape.span[1] == shape.stride[1] && shape.span[2] == shape.stride[2];
-  return seconds * (whole_rows ? 0.98 : 1.0) * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
+  const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
+  const double preference = whole_rows ? 0.98 : gaps > 1 ? 1.03 : 1.0;
+  return seconds * preference * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }
 
 }  // namespace tconv::cuda

@@ -8,20 +8,29 @@
 
 namespace tconv::cuda {
 
+// What the kernels read and write: the layer's input and output, or for a gradient the other way round.
+const Strides& tile_input_strides(const Problem& problem);
+const Strides& tile_output_strides(const Problem& problem);
+
 // Cells along an axis that hold outputs.
-std::int64_t tile_cells(const Axis& axis);
+std::int64_t tile_cells(const Problem& problem, int axis);
 
 // Blocks along the rows (phases and output channels) and along the cells of a problem.
 long long tile_block_rows(const TileShape& shape, const Problem& problem);
 long long tile_block_cells(const TileShape& shape, const Problem& problem);
+// Blocks of the whole grid.
+long long tile_blocks(const TileShape& shape, const Problem& problem);
 
 // Which row tiles of a block have a tap at a distance, a bit each.
 unsigned row_tiles_with_tap(const TileShape& shape, int back_index);
 
+// Loads of weights that a thread has under way when they are read in place.
+int loads_in_place(const TileShape& shape);
+
 // An estimate, on the safe side, of the registers that a thread needs.
 int tile_registers(const TileShape& shape);
 
-// Expected seconds of a problem cut into that many tiles.
-double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device, long long tiles);
+// Expected seconds of a problem cut in this way.
+double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device);
 
 }  // namespace tconv::cuda

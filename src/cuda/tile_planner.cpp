@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "cuda/tile.h"
 #include "cuda/tile_cost.h"
@@ -30,21 +31,25 @@ TileShape base_shape(const Problem& problem) {
   TileShape shape{};
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));
+  shape.gradient = problem.direction == Direction::grad_input;
   shape.channels = static_cast<int>(problem.in_channels_per_group());
   shape.out_channels = static_cast<int>(problem.out_channels_per_group());
-  shape.bias = problem.bias;
+  if (shape.gradient) std::swap(shape.channels, shape.out_channels);
+  shape.bias = problem.bias && !shape.gradient;
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];
     shape.kernel[a] = static_cast<int>(axis.kernel);
     shape.stride[a] = static_cast<int>(axis.stride);
     shape.dilation[a] = static_cast<int>(axis.dilation);
+    shape.phases[a] = shape.planes[a] = 1;
     shape.back_step[a] = axis.stride == 1 ? shape.dilation[a] : 1;
     shape.backs[a] = static_cast<int>(-site_of(axis, axis.kernel - 1).shift) / shape.back_step[a] + 1;
   }
-  shape.input_channels_last = problem.input_strides[1] == 1 && problem.in_channels > 1;
-  shape.output_channels_last = problem.output_strides[1] == 1 && problem.out_channels > 1;
+  const Strides& input_strides = tile_input_strides(problem);
+  shape.input_channels_last = input_strides[1] == 1 && shape.channels * problem.groups > 1;
+  shape.output_channels_last = tile_output_strides(problem)[1] == 1 && shape.out_channels * problem.groups > 1;
   bool wide = shape.input_channels_last && shape.channels % shape.vector() == 0;
-  for (const int d : {0, 2, 3, 4}) wide = wide && problem.input_strides[d] % shape.vector() == 0;
+  for (const int d : {0, 2, 3, 4}) wide = wide && input_strides[d] % shape.vector() == 0;
   shape.wide_input = wide;
   return shape;
 }
@@ -59,6 +64,7 @@ std::vector<int> residues_with_taps(const Axis& axis) {
 
 // Phases with taps times output channels of a group: the rows of the whole problem.
 std::int64_t rows_of(const Problem& problem) {
+  if (problem.direction == Direction::grad_input) return problem.in_channels_per_group();
   std::int64_t rows = problem.out_channels_per_group();
   for (const Axis& axis : problem.axes) rows *= static_cast<std::int64_t>(residues_with_taps(axis).size());
   return rows;
@@ -70,7 +76,7 @@ constexpr std::int64_t kFewRows = 4;
 bool set_span(TileShape& shape, const Axis& axis, int a, int span) {
   shape.span[a] = span;
   shape.slots[a] = span;
-  if (span < axis.stride) return true;
+  if (span < shape.output_step(a) || shape.gradient) return true;
   const std::vector<int> residues = residues_with_taps(axis);
   if (static_cast<std::int64_t>(residues.size()) == axis.stride) return true;
   if (span > 15) return false;
@@ -87,6 +93,7 @@ bool set_span(TileShape& shape, const Axis& axis, int a, int span) {
 
 // Whether each phase of a block has a tap at each distance, so that no product can be left out.
 bool every_phase_has_every_tap(const TileShape& shape) {
+  if (shape.gradient) return true;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: see skips_backs
     for (int slot = 0; slot < shape.slots[a]; ++slot) {
@@ -98,10 +105,46 @@ bool every_phase_has_every_tap(const TileShape& shape) {
   return true;
 }
 
+// Which residues of a gradient's axes lie in a patch together: those of all axes as long as they are few, otherwise
+// chunk after chunk some of them. Where the taps do not divide evenly among them, chunks multiply by zeros.
+bool set_planes(const Problem& problem, TileShape& shape) {
+  constexpr int kFewPlanes = 4;
+  constexpr int kMostGroups = 32;  // a bit each in the loader
+  int together = 1;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const std::vector<int> residues = residues_with_taps(problem.axes[a]);
+    shape.phases[a] = static_cast<int>(residues.size());
+    if (shape.stride[a] > 15) shape.phases[a] = shape.stride[a];
+    if (shape.phases[a] < shape.stride[a]) {
+      for (std::size_t phase = 0; phase < residues.size(); ++phase)
+        shape.residue_nibbles[a] |= static_cast<unsigned long long>(residues[phase]) << (4 * phase);
+    }
+    shape.planes[a] = shape.phases[a];
+    together *= shape.planes[a];
+    if (together > 65536) return false;
+  }
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const int phases = shape.phases[a];
+    const bool even = phases * shape.backs[a] == shape.kernel[a];
+    int most = even ? kFewPlanes : 2 * kFewPlanes;
+    // An odd number of phases of the width stays together: each alone would read every sector for itself.
+    if (a == 2 && phases % 2 == 1 && phases < 2 * kFewPlanes) most = 2 * kFewPlanes;
+    if (together <= most) continue;
+    const int others = together / phases;
+    int planes = std::max(1, most / others);
+    if (phases < shape.stride[a]) planes = 1;  // those of a patch must be neighbours
+    while (phases % planes != 0) --planes;
+    planes = std::max(planes, static_cast<int>(ceil_div(phases, kMostGroups)));
+    shape.planes[a] = planes;
+    together = others * planes;
+  }
+  return shape.all_plane_groups() <= kMostGroups;
+}
+
 // Blocks of 64 rows by 128 cells that one sample gives: the measure of how well it fills a chip.
 double blocks_of_sample(const Problem& problem) {
   double cells = 1;
-  for (const Axis& axis : problem.axes) cells *= static_cast<double>(tile_cells(axis));
+  for (int a = 0; a < kSpatialAxes; ++a) cells *= static_cast<double>(tile_cells(problem, a));
   return std::ceil(static_cast<double>(rows_of(problem)) / 64) * std::ceil(cells / 128) *
          static_cast<double>(problem.groups);
 }
@@ -117,16 +160,21 @@ void set_depth(const Problem& problem, TileShape& shape) {
   const int needed = static_cast<int>(round_up(ceil_div(shape.channels, shape.vector()), 2));
   shape.slabs = std::min(slabs, needed);
   if (shape.slabs == 6) shape.slabs = 4;
+  // A patch of several planes is that much larger.
+  while (shape.gradient && shape.slabs > 2 && shape.slabs * shape.all_planes() > 8) shape.slabs /= 2;
   shape.depth_teams = 1;
   shape.depth_blocks = 1;
   if (!shape.warpgroup) {
     if (small && products * shape.slabs / 2 >= 4) shape.depth_teams = 4;
     return;
   }
-  // A cluster costs a few microseconds: each block must keep a long enough sum.
-  const double depth = static_cast<double>(shape.chunks()) * products;
+  // A cluster costs a few microseconds: each block must keep a long enough sum. A sample of very few blocks comes in
+  // batches (a GAN's first layers): splitting it to fill the chip alone would only make those slower.
+  const double steps = std::ceil(static_cast<double>(shape.channels) / (2 * shape.vector())) * products;
   for (const int share : {2, 4}) {
-    if (blocks * share <= 160 && shape.chunks() % share == 0 && depth / share >= 32 * share) shape.depth_blocks = share;
+    const bool fills = blocks * share <= 160 && steps / share >= 64;
+    const bool has_long_sums = blocks * share <= 400 && steps / share >= 128;
+    if (blocks >= 8 * share && shape.chunks() % share == 0 && (fills || has_long_sums)) shape.depth_blocks = share;
   }
 }
 
@@ -147,8 +195,8 @@ std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
 
 // Boxes of cells that fill at most `columns` columns of the shape's teams.
 std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
-  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(problem.axes[0]),
-                                            tile_cells(problem.axes[1]), tile_cells(problem.axes[2])};
+  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(problem, 0),
+                                            tile_cells(problem, 1), tile_cells(problem, 2)};
   const auto fits = [&](int n, int d, int h, int w) {
     const CellTile tile = {n, d, h, w};
     std::copy(tile.begin(), tile.end(), std::begin(shape.tile));
@@ -185,16 +233,19 @@ bool offsets_fit(const TileShape& shape, const Problem& problem) {
       reach += static_cast<double>(strides[i]) * static_cast<double>(extent[i]);
     return reach;
   };
-  const std::array<std::int64_t, 5> patch = {shape.tile[0] - 1, shape.chunk_channels() - 1, problem.axes[0].input - 1,
-                                             problem.axes[1].input - 1, problem.axes[2].input - 1};
+  std::array<std::int64_t, 5> patch = {shape.tile[0] - 1, shape.chunk_channels() - 1, 0, 0, 0};
   const std::array<std::int64_t, 5> taps = {shape.chunk_channels() - 1, shape.out_channels - 1, shape.kernel[0] - 1,
                                             shape.kernel[1] - 1, shape.kernel[2] - 1};
   std::array<std::int64_t, 5> outputs = {shape.tile[0] - 1, 0, 0, 0, 0};
-  for (int a = 0; a < kSpatialAxes; ++a)
-    outputs[2 + a] = static_cast<std::int64_t>(shape.tile[1 + a] + 1) * shape.stride[a];
-  return span(problem.input_strides, patch) * shape.element_bytes < static_cast<double>(kIntMax) &&
-         (!shape.output_channels_last || span(problem.output_strides, outputs) < static_cast<double>(kIntMax)) &&
-         (shape.packed || span(problem.weight_strides, taps) < static_cast<double>(kIntMax));
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    outputs[2 + a] = static_cast<std::int64_t>(shape.tile[1 + a] + 1) * shape.output_step(a);
+    // A gradient counts from the patch's own first element.
+    patch[2 + a] =
+        shape.gradient ? static_cast<std::int64_t>(shape.patch(1 + a)) * shape.stride[a] : problem.axes[a].input - 1;
+  }
+  return span(tile_input_strides(problem), patch) * shape.element_bytes < static_cast<double>(kIntMax) &&
+         (!shape.output_channels_last || span(tile_output_strides(problem), outputs) < static_cast<double>(kIntMax)) &&
+         (shape.packed || span(problem.weight_strides, taps) * shape.element_bytes < static_cast<double>(kIntMax));
 }
 
 // Whether a packed copy of the weights may be made: a grid of the pack kernel has limits, and blocks of a few phases
@@ -207,18 +258,41 @@ bool may_pack(const TileShape& shape, const Problem& problem) {
   return packed < 8 * weights + (64 << 20);
 }
 
+// Whether a gradient's weights can be read where they lie: from one stage or group of planes to the next, all taps must
+// move by the same distance.
+bool reads_in_place(const TileShape& shape, const Problem& problem) {
+  if (static_cast<double>(shape.rows()) * static_cast<double>(problem.weight_strides[0]) +
+          static_cast<double>(shape.chunk_channels()) * static_cast<double>(problem.weight_strides[1]) >
+      static_cast<double>(kIntMax) / 2)
+    return false;
+  if (shape.stages_per_chunk() > 1) {
+    const Strides& strides = problem.weight_strides;
+    return shape.all_plane_groups() == 1 && strides[3] == strides[4] * problem.axes[2].kernel &&
+           strides[2] == strides[3] * problem.axes[1].kernel;
+  }
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.plane_groups(a) > 1 && (shape.dilation[a] != 1 || shape.phases[a] * shape.backs[a] != shape.kernel[a] ||
+                                      shape.phases[a] % shape.planes[a] != 0))
+      return false;
+  }
+  return true;
+}
+
 // Fits stages and residency around rows and columns; false when it cannot be built.
-bool complete(TileShape& shape, const DeviceProperties& device) {
+bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& device) {
   shape.all_taps = every_phase_has_every_tap(shape);
   const int most_weight_bytes = (shape.warpgroup ? 20 : 40) * 1024;
   const int per_back = shape.slabs * shape.rows() * 16;
   if (shape.packed) {
     shape.stage_backs = std::clamp(most_weight_bytes / per_back, 1, shape.all_backs());
     shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), shape.stage_backs)));
+  } else if (shape.gradient) {
+    const int most = 8 * shape.threads() / (shape.slabs * shape.rows());
+    shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), std::max(most, 1))));
+    if (!reads_in_place(shape, problem)) return false;
   } else {
     shape.stage_backs = shape.all_backs();
-    const int items = shape.chunk_channels() * shape.block_channels * shape.all_slots() * shape.all_backs();
-    if (items > 24 * shape.threads()) return false;
+    if (loads_in_place(shape) > 40) return false;
   }
   shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
   const int registers = tile_registers(shape);
@@ -234,12 +308,14 @@ bool complete(TileShape& shape, const DeviceProperties& device) {
 }  // namespace
 
 std::string why_no_tile(const Problem& problem, const DeviceProperties& device) {
-  if (problem.direction != Direction::forward) return "computes the forward direction only";
+  if (problem.direction != Direction::forward && problem.direction != Direction::grad_input)
+    return "computes the forward direction and the gradient of the input";
   if (problem.dtype == DType::f64) return "tensor-core tiles have no float64";
   if (device.arch < 80) return "needs sm_80 or later";
-  if (problem.in_channels_per_group() < 8 || (problem.groups > 1 && problem.in_channels_per_group() < 16)) {
-    return "few input channels in a group (" + std::to_string(problem.in_channels_per_group()) +
-           "): CUDA cores do that at the memory's speed";
+  const std::int64_t summed =
+      problem.direction == Direction::forward ? problem.in_channels_per_group() : problem.out_channels_per_group();
+  if (summed < 8 || (problem.groups > 1 && summed < 16)) {
+    return "few input channels in a group (" + std::to_string(summed) + "): CUDA cores do that at the memory's speed";
   }
   if (problem.in_channels_per_group() > kIntMax / 2 || problem.out_channels_per_group() > kIntMax / 2) {
     return "channel counts beyond 32 bits";
@@ -255,7 +331,7 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
         axis.dilation > 65536 || axis.pad_begin > kIntMax / 2) {
       return "sizes along an axis beyond 32 bits";
     }
-    taps *= -site_of(axis, axis.kernel - 1).shift + 1;
+    taps *= problem.direction == Direction::forward ? -site_of(axis, axis.kernel - 1).shift + 1 : axis.kernel;
     if (taps > 4096) return "too many distances between outputs and inputs (" + std::to_string(taps) + ")";
   }
   if (rows_of(problem) <= kFewRows) {
@@ -269,11 +345,15 @@ namespace {
 
 // Which phases a block computes together: all, or fewer of the outer axes, or a run of the width's.
 std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
+  if (base.gradient) return {{1, 1, 1}};
   std::vector<std::array<int, 3>> spans = {
       {base.stride[0], base.stride[1], base.stride[2]}, {1, base.stride[1], base.stride[2]}, {1, 1, base.stride[2]}};
   for (const int width : {4, 8, 16, 32}) {
     if (width < base.stride[2]) spans.push_back({1, 1, width});
   }
+  // Phases with different numbers of taps share a row tile at the price of products by zero; alone, each has its own.
+  const bool uneven = base.kernel[2] % base.stride[2] != 0 && base.out_channels >= 64;
+  if (uneven && base.stride[2] <= 4) spans.push_back({1, 1, 1});
   std::sort(spans.begin(), spans.end());
   spans.erase(std::unique(spans.begin(), spans.end()), spans.end());
   return spans;
@@ -306,9 +386,11 @@ std::vector<TeamChoice> team_choices(const TileShape& shape, int used_rows) {
     if (rows * row_teams - used_rows >= shape.tile_rows() * row_teams) continue;
     if (shape.warpgroup) {
       if (row_tiles > 2 || row_teams > 2) continue;
-      for (const int column_tiles : {4, 8, 16, 24, 32}) {
-        if (row_tiles * column_tiles <= 32 && row_teams * shape.depth_teams <= 4)
-          choices.push_back({row_tiles, column_tiles, row_teams, 1});
+      for (const int column_tiles : {4, 8, 16, 20, 24, 32}) {
+        for (const int column_teams : {1, 2}) {
+          if (row_tiles * column_tiles <= 40 && row_teams * column_teams * shape.depth_teams <= 4)
+            choices.push_back({row_tiles, column_tiles, row_teams, column_teams});
+        }
       }
       continue;
     }
@@ -337,6 +419,7 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
   TileShape base = base_shape(problem);
   base.wide_input = base.wide_input && options.aligned_input;
   base.warpgroup = prefers_warpgroups(problem, device, base);
+  if (base.gradient && !set_planes(problem, base)) return {};
   set_depth(problem, base);
   std::vector<TileCandidate> candidates;
   std::map<int, std::vector<CellTile>> tiles_of;  // by columns
@@ -349,6 +432,7 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
       const std::int64_t used_rows = static_cast<std::int64_t>(shape.all_slots()) * channels;
       if (used_rows > 128 || (used_rows < shape.tile_rows() && channels < base.out_channels)) continue;
       shape.block_channels = channels;
+      std::set<std::tuple<int, int, int, CellTile>> seen;  // arrangements of teams may lead to the same cut
       for (const TeamChoice& teams : team_choices(shape, static_cast<int>(used_rows))) {
         shape.row_tiles = teams.row_tiles;
         shape.column_tiles = teams.column_tiles;
@@ -359,20 +443,18 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
         if (is_new) found->second = cell_tiles(problem, shape, columns);
         for (const CellTile& cells : found->second) {
           std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
-          if (base.warpgroup) {
-            shape.column_tiles = static_cast<int>(ceil_div(shape.needed_columns(), 8));
-            if (teams.column_tiles > 4 && 2 * shape.column_tiles < teams.column_tiles)
-              continue;  // a smaller choice covers this
-          }
+          if (base.warpgroup)
+            shape.column_tiles = static_cast<int>(ceil_div(shape.needed_columns(), 8 * shape.column_teams));
+          if (!seen.emplace(teams.row_tiles, teams.column_teams, shape.column_tiles, cells).second) continue;
           for (const bool packed : {false, true}) {
             shape.packed = packed;
-            if (!offsets_fit(shape, problem) || !complete(shape, device)) continue;
+            if (!offsets_fit(shape, problem) || !complete(shape, problem, device)) continue;
             if (packed && !may_pack(shape, problem)) continue;
             TileCandidate candidate;
             candidate.shape = shape;
-            candidate.blocks = tile_block_rows(shape, problem) * tile_block_cells(shape, problem);
+            candidate.blocks = tile_blocks(shape, problem);
             if (candidate.blocks > kIntMax / 8) continue;
-            candidate.expected_seconds = tile_seconds(shape, problem, device, candidate.blocks);
+            candidate.expected_seconds = tile_seconds(shape, problem, device);
             candidates.push_back(candidate);
           }
         }

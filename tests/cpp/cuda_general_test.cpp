@@ -24,6 +24,7 @@ namespace f32_narrow {
 using Element = F32;
 using Index = int;
 constexpr int kBundle = 4;
+constexpr bool kGradient = false;
 #define tconv_general tconv_general_f32_narrow  // NOLINT
 #include "cuda/kernels/general.cuh"
 #undef tconv_general
@@ -33,6 +34,7 @@ namespace f32_wide {
 using Element = F32;
 using Index = long long;
 constexpr int kBundle = 1;
+constexpr bool kGradient = false;
 #define tconv_general tconv_general_f32_wide  // NOLINT
 #include "cuda/kernels/general.cuh"
 #undef tconv_general
@@ -42,6 +44,7 @@ namespace f64_narrow {
 using Element = F64;
 using Index = int;
 constexpr int kBundle = 4;
+constexpr bool kGradient = false;
 #define tconv_general tconv_general_f64_narrow  // NOLINT
 #include "cuda/kernels/general.cuh"
 #undef tconv_general
@@ -51,10 +54,41 @@ namespace bf16_narrow {
 using Element = BF16;
 using Index = int;
 constexpr int kBundle = 1;
+constexpr bool kGradient = false;
 #define tconv_general tconv_general_bf16_narrow  // NOLINT
 #include "cuda/kernels/general.cuh"
 #undef tconv_general
 }  // namespace bf16_narrow
+
+namespace f32_narrow_gradient {
+using Element = F32;
+using Index = int;
+constexpr int kBundle = 4;
+constexpr bool kGradient = true;
+#define tconv_general tconv_general_f32_narrow_gradient  // NOLINT
+#include "cuda/kernels/general.cuh"
+#undef tconv_general
+}  // namespace f32_narrow_gradient
+
+namespace f32_wide_gradient {
+using Element = F32;
+using Index = long long;
+constexpr int kBundle = 1;
+constexpr bool kGradient = true;
+#define tconv_general tconv_general_f32_wide_gradient  // NOLINT
+#include "cuda/kernels/general.cuh"
+#undef tconv_general
+}  // namespace f32_wide_gradient
+
+namespace bf16_narrow_gradient {
+using Element = BF16;
+using Index = int;
+constexpr int kBundle = 1;
+constexpr bool kGradient = true;
+#define tconv_general tconv_general_bf16_narrow_gradient  // NOLINT
+#include "cuda/kernels/general.cuh"
+#undef tconv_general
+}  // namespace bf16_narrow_gradient
 
 namespace tconv::cuda {
 namespace {
@@ -69,14 +103,20 @@ const Variant kVariants[] = {
     {{.dtype = DType::f32, .wide = true, .bundle = 1}, f32_wide::tconv_general_f32_wide},
     {{.dtype = DType::f64, .wide = false, .bundle = 4}, f64_narrow::tconv_general_f64_narrow},
     {{.dtype = DType::bf16, .wide = false, .bundle = 1}, bf16_narrow::tconv_general_bf16_narrow},
+    {{.dtype = DType::f32, .wide = false, .bundle = 4, .gradient = true},
+     f32_narrow_gradient::tconv_general_f32_narrow_gradient},
+    {{.dtype = DType::f32, .wide = true, .bundle = 1, .gradient = true},
+     f32_wide_gradient::tconv_general_f32_wide_gradient},
+    {{.dtype = DType::bf16, .wide = false, .bundle = 1, .gradient = true},
+     bf16_narrow_gradient::tconv_general_bf16_narrow_gradient},
 };
 
 void run_on_host(const Variant& variant, const Problem& problem, const Buffers& buffers) {
   GeneralParams params = general_params(problem, variant.shape);
-  params.input = buffers.input;
+  params.input = variant.shape.gradient ? buffers.output : buffers.input;
   params.weight = buffers.weight;
-  params.bias = buffers.bias;
-  params.output = buffers.output;
+  params.bias = variant.shape.gradient ? nullptr : buffers.bias;
+  params.output = variant.shape.gradient ? buffers.input : buffers.output;
   blockDim.x = 32;
   gridDim.x = static_cast<unsigned>((params.work + 31) / 32);
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
@@ -179,21 +219,29 @@ void compare(const Variant& variant, const Problem& problem, Random& random) {
   std::vector<T> input = fill(extent(problem.input_sizes(), problem.input_strides));
   std::vector<T> weight = fill(extent(problem.weight_sizes(), problem.weight_strides));
   std::vector<T> bias = fill(static_cast<std::size_t>(problem.out_channels));
+  const bool gradient = problem.direction == Direction::grad_input;
+  if (gradient) input = fill(extent(problem.output_sizes(), problem.output_strides));  // of the layer's output
   const T poison = Scalar::store(std::numeric_limits<double>::quiet_NaN());
-  std::vector<T> expected(extent(problem.output_sizes(), problem.output_strides), poison);
+  std::vector<T> expected(gradient ? extent(problem.input_sizes(), problem.input_strides)
+                                   : extent(problem.output_sizes(), problem.output_strides),
+                          poison);
   std::vector<T> output = expected;
   std::vector<T> magnitude = expected;
-  void* const bias_pointer = problem.bias ? bias.data() : nullptr;
   const auto reference = plan(problem, {}, "reference");
-  run(*reference, {input.data(), weight.data(), bias_pointer, expected.data()});
-  run_on_host(variant, problem, {input.data(), weight.data(), bias_pointer, output.data()});
+  const auto buffers = [&](std::vector<T>& x, std::vector<T>& w, std::vector<T>& b, std::vector<T>& y) -> Buffers {
+    void* const bias_pointer = problem.bias ? b.data() : nullptr;
+    return gradient ? Buffers{.input = y.data(), .weight = w.data(), .output = x.data()}
+                    : Buffers{.input = x.data(), .weight = w.data(), .bias = bias_pointer, .output = y.data()};
+  };
+  run(*reference, buffers(input, weight, bias, expected));
+  run_on_host(variant, problem, buffers(input, weight, bias, output));
   // The same sums over magnitudes bound the rounding errors.
   std::vector<T> abs_input = magnitudes(input);
   std::vector<T> abs_weight = magnitudes(weight);
   std::vector<T> abs_bias = magnitudes(bias);
-  run(*reference, {abs_input.data(), abs_weight.data(), problem.bias ? abs_bias.data() : nullptr, magnitude.data()});
+  run(*reference, buffers(abs_input, abs_weight, abs_bias, magnitude));
 
-  double terms = static_cast<double>(problem.in_channels_per_group());
+  auto terms = static_cast<double>(gradient ? problem.out_channels_per_group() : problem.in_channels_per_group());
   for (const Axis& axis : problem.axes) terms *= static_cast<double>(axis.kernel);
   for (std::size_t i = 0; i < output.size(); ++i) {
     const double want = Scalar::load(expected[i]);
@@ -211,7 +259,13 @@ template <typename T>
 void compare_random(const Variant& variant, int count) {
   Random random;
   for (int at = 0; at < count && !testing::Test::HasFatalFailure(); ++at) {
-    compare<T>(variant, random_problem(random, variant.shape.dtype), random);
+    Problem problem = random_problem(random, variant.shape.dtype);
+    if (variant.shape.gradient) {
+      problem.direction = Direction::grad_input;
+      problem.bias = false;
+      problem.input_strides = random_strides(random, problem.input_sizes());
+    }
+    compare<T>(variant, problem, random);
   }
 }
 
@@ -219,6 +273,9 @@ TEST(GeneralOnHost, Float32) { compare_random<float>(kVariants[0], 300); }
 TEST(GeneralOnHost, Float32Wide) { compare_random<float>(kVariants[1], 300); }
 TEST(GeneralOnHost, Float64) { compare_random<double>(kVariants[2], 200); }
 TEST(GeneralOnHost, BFloat16) { compare_random<cpu::BFloat16>(kVariants[3], 200); }
+TEST(GeneralOnHost, GradientFloat32) { compare_random<float>(kVariants[4], 300); }
+TEST(GeneralOnHost, GradientFloat32Wide) { compare_random<float>(kVariants[5], 300); }
+TEST(GeneralOnHost, GradientBFloat16) { compare_random<cpu::BFloat16>(kVariants[6], 200); }
 
 // Strides and dilations beyond 32 bits, with a padding that leaves a few outputs.
 TEST(GeneralOnHost, DistancesBeyond32Bits) {
@@ -237,6 +294,10 @@ TEST(GeneralOnHost, DistancesBeyond32Bits) {
       set_contiguous(problem);
       ASSERT_TRUE(general_shape(problem).wide);
       compare<float>(kVariants[1], problem, random);
+      problem.bias = false;
+      problem.direction = Direction::grad_input;
+      ASSERT_TRUE(general_shape(problem).wide);
+      compare<float>(kVariants[5], problem, random);
     }
   }
 }
@@ -264,10 +325,14 @@ Problem small_problem() {
 TEST(General, TakesEveryProblemOfItsDirections) {
   Random random;
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
-    const Proposal proposal = propose_general(random_problem(random, dtype), gpu(80));
-    ASSERT_NE(proposal.kernel, nullptr);
-    EXPECT_GT(proposal.expected_seconds, 0);
-    EXPECT_EQ(proposal.workspace_bytes, 0U);
+    for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+      Problem problem = random_problem(random, dtype);
+      problem.direction = direction;
+      const Proposal proposal = propose_general(problem, gpu(80));
+      ASSERT_NE(proposal.kernel, nullptr);
+      EXPECT_GT(proposal.expected_seconds, 0);
+      EXPECT_EQ(proposal.workspace_bytes, 0U);
+    }
   }
   Problem problem = small_problem();
   for (const Direction direction : {Direction::grad_weight, Direction::grad_bias}) {

@@ -1,6 +1,8 @@
 // The tile kernels, compiled by the host compiler and run on the CPU against the reference.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "cuda/tile.h"
 #include "emulated_case.h"
 #include "kernel_emulator.h"
@@ -16,17 +18,48 @@ struct EmulatedTile : testing::Test {
   test::KernelEmulator emulator;
   Random random{5};
 
-  void check(Problem problem, int arch) {
+  // The planner's choice, and the best cut that gets its weights in the other way.
+  void check(Problem problem, int arch, Direction direction = Direction::forward) {
+    problem.direction = direction;
     SCOPED_TRACE(to_string(problem) + " sm_" + std::to_string(arch));
     const test::EmulatedCase data(problem, random);
-    EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(arch))), "");
+    const std::vector<TileCandidate> candidates = tile_candidates(problem, test::gpu(arch));
+    ASSERT_FALSE(candidates.empty());
+    std::set<bool> packed;
+    for (const TileCandidate& candidate : candidates) {
+      if (!packed.insert(candidate.shape.packed).second) continue;
+      EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(arch), candidate)), "");
+    }
+    in_place += packed.contains(false) ? 1 : 0;
   }
+
+  int in_place = 0;
 };
 
 TEST_F(EmulatedTile, Forward) {
   check(make(2, 24, 20, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), 80);
   check(make(2, 24, 40, 1, {axis(9, 3, 2, 1, 1), axis(11, 3, 2, 1)}), 90);
   EXPECT_GT(emulator.launches(), 1);
+}
+
+// Kernel equal to the stride, twice the stride, smaller, in between; dilations; many planes; groups; one to three axes.
+TEST_F(EmulatedTile, GradientOfTheInput) {
+  const Problem problems[] = {
+      make(2, 24, 20, 1, {axis(9, 3, 1, 1), axis(11, 3, 1, 0)}),
+      make(2, 40, 20, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}),
+      make(1, 24, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}),
+      make(1, 70, 12, 1, {axis(9, 3, 2, 1, 1), axis(11, 3, 2, 0)}),
+      make(3, 33, 17, 1, {axis(65, 16, 8, 4)}),
+      make(1, 48, 20, 1, {axis(30, 3, 5, 1, 0, 2)}),
+      make(1, 48, 20, 1, {axis(30, 5, 1, 4, 0, 3)}),
+      make(2, 64, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
+      make(1, 20, 12, 1, {axis(4, 3, 2, 1), axis(5, 3, 2, 1), axis(6, 3, 2, 1)}),
+      make(1, 20, 12, 1, {axis(7, 50, 20, 3)}),
+      make(1, 20, 12, 1, {axis(7, 3, 7, 0, 2)}),
+  };
+  for (const Problem& problem : problems) {
+    for (const int arch : {80, 90}) check(problem, arch, Direction::grad_input);
+  }
 }
 
 }  // namespace

@@ -78,7 +78,8 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
         ASSERT_LE(shape.all_slots() * shape.block_channels, shape.rows());
         ASSERT_EQ(shape.block_channels % shape.pass_channels(), 0);
         ASSERT_EQ(shape.chunks() % shape.depth_blocks, 0);
-        ASSERT_EQ(candidate.blocks, tile_block_rows(shape, problem) * tile_block_cells(shape, problem));
+        ASSERT_EQ(candidate.blocks, tile_blocks(shape, problem));
+        ASSERT_EQ(candidate.blocks % shape.depth_blocks, 0);
         if (shape.warpgroup) {
           ASSERT_EQ(device.arch, 90);
           ASSERT_LE(8 * shape.column_tiles, 256);
@@ -204,7 +205,7 @@ TEST(TilePlanner, DeclinesWithAReason) {
   changed.dtype = DType::f64;
   EXPECT_NE(why_no_tile(changed, h200()).find("float64"), std::string::npos);
   changed = problem;
-  changed.direction = Direction::grad_input;
+  changed.direction = Direction::grad_weight;
   EXPECT_NE(why_no_tile(changed, h200()).find("forward"), std::string::npos);
   changed = problem;
   changed.groups = 64;

@@ -47,6 +47,8 @@ struct alignas(16) Cell {
   unsigned word[4];
 };
 
+inline int __popcll(unsigned long long bits) { return std::popcount(bits); }
+inline int __ffsll(unsigned long long bits) { return bits == 0 ? 0 : std::countr_zero(bits) + 1; }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 template <typename T>
@@ -140,6 +142,10 @@ inline void copy_16_async(unsigned shared, const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(emulation::place(shared, 16), global, 16);
 }
+template <typename T>
+void copy_async_if(bool exists, T* shared, const T* global) {
+  *shared = exists ? *global : T(0);
+}
 inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}
@@ -159,8 +165,6 @@ inline Cell load_16(const void* global) {
   return cell;
 }
 inline void store_16(unsigned shared, const Cell& cell) { std::memcpy(emulation::place(shared, 16), &cell, 16); }
-inline void store_4(unsigned shared, unsigned bits) { std::memcpy(emulation::place(shared, 4), &bits, 4); }
-inline void store_2(unsigned shared, unsigned short bits) { std::memcpy(emulation::place(shared, 2), &bits, 2); }
 
 inline float load_from_block(unsigned address, int rank) {
   float value;
@@ -168,6 +172,41 @@ inline float load_from_block(unsigned address, int rank) {
   return value;
 }
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
+
+// A barrier for one arrival: how many phases have ended, and bytes announced that have not come yet. Thread 0 asks for
+// the copies and runs first, so that whoever waits in vain waits for a copy that nobody asked for.
+struct Barrier {
+  int phases;
+  int bytes;
+};
+static_assert(sizeof(Barrier) == 8);
+inline void update_barrier(unsigned address, int bytes, bool ends) {
+  auto barrier = emulation::read<Barrier>(address);
+  barrier.bytes += bytes;
+  if (ends && barrier.bytes == 0) ++barrier.phases;
+  std::memcpy(emulation::place(address, 8), &barrier, 8);
+}
+inline void init_barrier(unsigned address, int arrivals) {
+  if (arrivals != 1) throw std::runtime_error("barriers for one arrival are all that is emulated");
+  const Barrier barrier{0, 0};
+  std::memcpy(emulation::place(address, 8), &barrier, 8);
+}
+inline void publish_barriers() {}
+inline void expect_bytes(unsigned address, int bytes) { update_barrier(address, bytes, bytes == 0); }
+inline void wait_barrier(unsigned address, int parity) {
+  if (emulation::read<Barrier>(address).phases % 2 == parity)
+    throw std::runtime_error("a wait for weights that are not on their way");
+}
+inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
+  if (bytes <= 0 || bytes % 16 != 0) throw std::runtime_error("a copy's size is no multiple of 16 bytes");
+  for (int i = 0; i < bytes; i += 16) {
+    std::memcpy(emulation::place(shared + static_cast<unsigned>(i), 16), static_cast<const char*>(global) + i, 16);
+  }
+  update_barrier(barrier, -bytes, true);
+}
+inline void wait_for_previous_kernel() {}
+inline void let_next_kernel_start() {}
 
 inline void fence_for_async_proxy() {}
 template <int kRegisters>

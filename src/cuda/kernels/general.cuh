@@ -1,10 +1,13 @@
-// The kernel that takes every forward problem: each thread gathers one output pixel of a few channels from the taps of
-// its phase. Only the element type and a few constants are compiled in, so that one compilation serves every shape.
+// The kernel that takes every problem of the directions forward and grad_input: each thread gathers one pixel of a few
+// channels from the taps that reach it. What is read is called input and what is written output, whichever of the
+// layer's tensors that is. Only the element type and a few constants are compiled in, so that one compilation serves
+// every shape.
 //
 // The config before this file states
 //   Element                 F64, F32, F16 or BF16
 //   Index                   int where positions, tap distances and products of residues fit, else long long
 //   kBundle                 output channels of a thread
+//   kGradient               whether outputs gather as the layer's inputs do: each from all its taps
 #include "general_params.cuh"
 #include "types.cuh"
 
@@ -15,7 +18,7 @@ using Storage = Element::Storage;
 constexpr int kUnroll = sizeof(Index) == 8 ? 1 : 4;
 
 // The taps that reach one output along one axis: taps first + t tap_step read inputs start - t input_step, begin <= t <
-// end.
+// end. (input_step is negative for a gradient.)
 struct Reach {
   Index first;
   Index start;
@@ -33,7 +36,20 @@ __device__ __forceinline__ Index first_tap(const GeneralAxis& axis, Index residu
   return tap;
 }
 
+// Layer input i reads the gradient at i stride - pad + t dilation with its tap t.
+__device__ __forceinline__ Reach reach_of_gradient(const GeneralAxis& axis, Index output) {
+  const Index dilation = static_cast<Index>(axis.dilation);
+  Reach reach = {0, 0, 0, 0};
+  reach.start = output * static_cast<Index>(axis.stride) - static_cast<Index>(axis.pad);
+  if (reach.start < 0) reach.begin = (-reach.start - 1) / dilation + 1;
+  const Index room = static_cast<Index>(axis.input) - reach.start;  // taps up to here fall inside
+  const Index inside = room <= 0 ? 0 : (room - 1) / dilation + 1;
+  reach.end = inside < static_cast<Index>(axis.kernel) ? inside : static_cast<Index>(axis.kernel);
+  return reach;
+}
+
 __device__ __forceinline__ Reach reach_of(const GeneralAxis& axis, Index output) {
+  if (kGradient) return reach_of_gradient(axis, output);
   const Index stride = static_cast<Index>(axis.stride);
   const Index position = output + static_cast<Index>(axis.pad);
   const Index cell = position / stride;
@@ -90,7 +106,7 @@ __device__ __forceinline__ void compute(const GeneralParams& p, Index work) {
   const Storage* const input = static_cast<const Storage*>(p.input) + sample * p.input_strides[0] +
                                group * p.in_channels * p.input_strides[1] + d.start * p.input_strides[2] +
                                h.start * p.input_strides[3] + w.start * p.input_strides[4];
-  const Storage* const weight = static_cast<const Storage*>(p.weight) + group * p.in_channels * p.weight_strides[0] +
+  const Storage* const weight = static_cast<const Storage*>(p.weight) + group * p.weight_group_stride +
                                 channel * p.weight_strides[1] + d.first * p.weight_strides[2] +
                                 h.first * p.weight_strides[3] + w.first * p.weight_strides[4];
 

@@ -6,7 +6,8 @@
 using GeneralIndex = tconv_device::i64;
 
 // One spatial axis. With common = gcd(stride, dilation), an output with residue r = (o + pad) mod stride has taps only
-// when common divides r: taps first, first + tap_step, ... with first = (r / common) inverse mod tap_step.
+// when common divides r: taps first, first + tap_step, ... with first = (r / common) inverse mod tap_step. A gradient
+// reads the other way, has all taps everywhere and uses the first six members only.
 struct GeneralAxis {
   GeneralIndex input;
   GeneralIndex output;
@@ -30,6 +31,7 @@ struct GeneralParams {
   void* output;
   GeneralIndex input_strides[5];   // batch, channel, depth, height, width
   GeneralIndex weight_strides[5];  // input channel, output channel of a group, depth, height, width
+  GeneralIndex weight_group_stride;
   GeneralIndex output_strides[5];
   GeneralIndex batch;
   GeneralIndex groups;

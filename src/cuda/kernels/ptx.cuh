@@ -31,6 +31,18 @@ __device__ __forceinline__ void copy_16_async(unsigned shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// Four or eight bytes, or zeros where there is nothing to read.
+__device__ __forceinline__ void copy_async_if(bool exists, float* shared, const float* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(exists ? 4 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_if(bool exists, double* shared, const double* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(exists ? 8 : 0)
+               : "memory");
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>  // groups of copies that may still be under way
 __device__ __forceinline__ void wait_for_copies() {
@@ -80,14 +92,6 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
-__device__ __forceinline__ void store_4(unsigned shared, unsigned bits) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(bits) : "memory");
-}
-
-__device__ __forceinline__ void store_2(unsigned shared, unsigned short bits) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(bits) : "memory");
-}
-
 // The same place of the shared memory of another block of the cluster.
 __device__ __forceinline__ float load_from_block(unsigned address, int rank) {
   unsigned remote;
@@ -99,6 +103,47 @@ __device__ __forceinline__ float load_from_block(unsigned address, int rank) {
 
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Barriers in shared memory: a phase ends when as many threads have arrived as init_barrier said and all the bytes have
+// come that were announced with expect_bytes (which arrives, too).
+__device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void expect_bytes(unsigned barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait_barrier(unsigned barrier, int parity) {
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  }
+}
+
+// Bytes (a multiple of 16, both addresses too) by the copy engine, announced to a barrier.
+__device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// A kernel that was launched while the one before it still ran waits here until its results are there. Before sm_90
+// kernels of a stream never overlap.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel may be launched: all blocks of this one run already.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // Ordinary stores to shared memory, before the tensor cores read them by descriptor.

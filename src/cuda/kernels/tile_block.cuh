@@ -2,17 +2,50 @@
 // store.
 #pragma once
 
+#include "tile_bulk.cuh"
 #include "tile_load.cuh"
+#include "tile_load_gradient.cuh"
 
-template <bool kPacked>
+template <bool kPacked, bool kBulk, bool kGradient>
 struct WeightLoader {
+  using Type = WeightsInPlace;
+};
+template <>
+struct WeightLoader<true, false, kShape.gradient> {
   using Type = PackedWeights;
 };
 template <>
-struct WeightLoader<false> {
-  using Type = WeightsInPlace;
+struct WeightLoader<true, true, kShape.gradient> {
+  using Type = BulkWeights;
 };
-using Weights = WeightLoader<kShape.packed>::Type;
+template <>
+struct WeightLoader<false, false, true> {
+  using Type = GradientWeights;
+};
+using Weights = WeightLoader<kShape.packed, kShape.bulk_weights(), kShape.gradient>::Type;
+
+// What a block computes: a block row (rows and weights), a box of cells, and its rank among those that share the sum.
+struct BlockPlace {
+  int block_row;
+  int cells;
+  int rank;
+};
+
+__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
+  const int rank = blockIdx.x % kShape.depth_blocks;
+  const int index = blockIdx.x / kShape.depth_blocks;
+  if constexpr (kShape.skips_backs()) {
+    // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
+    // the end.
+    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const int outer = index / params.channel_blocks;
+    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
+  } else {
+    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
+                                 params.residue_blocks[2] * params.channel_blocks;
+    return {index % block_rows_count, index / block_rows_count, rank};
+  }
+}
 
 __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
   BlockCells cells;
@@ -25,7 +58,7 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int 
   return cells;
 }
 
-// Makes this thread's stores to a stage visible to whoever multiplies it.
+// Makes this thread's stores to a stage, of input and weights, visible to whoever multiplies it.
 __device__ __forceinline__ void publish_stage() {
   if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
 }
@@ -38,55 +71,47 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
   const unsigned input_stages = ptx::shared_address(shared_memory);
   const unsigned weight_stages = input_stages + kShape.input_stages() * kShape.input_stage_bytes();
 
-  const int block_rows_count = params.groups * params.channel_blocks * params.residue_blocks[0] *
-                               params.residue_blocks[1] * params.residue_blocks[2];
-  const int rank = blockIdx.x % kShape.depth_blocks;
-  const int block = blockIdx.x / kShape.depth_blocks;
-  const int block_row = block % block_rows_count;
-  const BlockRows rows = block_rows(params, block_row);
-  const BlockCells cells = block_cells(params, block / block_rows_count);
+  const BlockPlace place = block_place(params);
+  const BlockRows rows = block_rows(params, place.block_row);
+  const BlockCells cells = block_cells(params, place.cells);
 
-  InputLoader input(params, rows, cells, rank);
-  Weights weights(params, rows, block_row, rank);
+  Weights weights(params, rows, place.block_row, place.rank, shared_memory);
+  InputLoader input(params, rows, cells, place.rank);
   TeamTile tile(rows);
 
   // Step by step through the stages of weights; a new patch of input comes with each new chunk of channels. What a step
   // multiplies was stored one step earlier and, where it passes through registers, loaded one step before that.
-  constexpr int kStages = kShape.stages_per_chunk();
   constexpr int kChunks = kShape.block_chunks();
-  constexpr int kTotal = kChunks * kStages;
   const auto weight_stage = [&](int step) {
     return weight_stages + step % kShape.weight_stages() * kShape.weight_stage_bytes();
   };
   const auto input_stage = [&](int chunk) { return input_stages + chunk % 2 * kShape.input_stage_bytes(); };
 
-  weights.begin(params, weight_stage);
+  // Loads set out only after publish_stage(): its fence waits for every load under way.
+  weights.begin(weight_stage);
+  weights.fetch(params, 0);
   input.fetch(params, 0);
+  weights.store(0, weight_stage);
   input.store(input_stage(0));
-  if (kChunks > 1) input.fetch(params, 1);
-  weights.finish(params, 0, weight_stage);
   publish_stage();
+  weights.fetch(params, 1);
+  if (kChunks > 1) input.fetch(params, 1);
+  weights.wait(0);
   __syncthreads();
 
-  int chunk = 0;
-  int stage = 0;
 #pragma unroll 1
-  for (int step = 0; step < kTotal; ++step) {
-    const int first_back = stage * kShape.stage_backs;
-    const int backs = kStages == 1 ? kShape.all_backs() : min(kShape.stage_backs, kShape.all_backs() - first_back);
-    tile.begin_stage(input_stage(chunk), weight_stage(step), first_back, backs);
-    weights.start(step, weight_stage);
-    if (stage == 0 && chunk + 1 < kChunks) {
-      input.store(input_stage(chunk + 1));
-      if (chunk + 2 < kChunks) input.fetch(params, chunk + 2);
-    }
-    weights.finish(params, step + 1, weight_stage);
-    publish_stage();
+  for (StageWalk walk(rows); !walk.ended(); walk.advance()) {
+    tile.begin_stage(input_stage(walk.chunk), weight_stage(walk.step), walk.stage);
+    weights.start(walk.step, weight_stage);
+    weights.store(walk.step + 1, weight_stage);
+    const bool brings_input = walk.begins_chunk() && walk.chunk + 1 < kChunks;
+    if (brings_input) input.store(input_stage(walk.chunk + 1));
+    if (brings_input || !kShape.packed) publish_stage();
+    if (brings_input && walk.chunk + 2 < kChunks) input.fetch(params, walk.chunk + 2);
+    weights.fetch(params, walk.step + 2);
+    weights.wait(walk.step + 1);
     tile.end_stage();
     __syncthreads();
-    const bool ends_chunk = stage + 1 == kStages;
-    chunk += ends_chunk ? 1 : 0;
-    stage = ends_chunk ? 0 : stage + 1;
   }
-  store_block(params, rows, cells, tile, rank, shared_memory);
+  store_block(params, rows, cells, tile, place.rank, shared_memory);
 }

@@ -33,12 +33,6 @@ __device__ __forceinline__ Cell rounded(Cell cell) {
   return cell;
 }
 
-__device__ __forceinline__ void store_element(unsigned shared, float value) {
-  ptx::store_4(shared, kRoundsToTf32 ? ptx::round_to_tf32(value) : __float_as_uint(value));
-}
-
-__device__ __forceinline__ void store_element(unsigned shared, unsigned short bits) { ptx::store_2(shared, bits); }
-
 __device__ __forceinline__ float to_storage(float value, float) { return value; }
 
 __device__ __forceinline__ unsigned short to_storage(float value, unsigned short) {

@@ -15,6 +15,7 @@ constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     tconv_tile_pack(const __grid_constant__ TileParams params, Cell* packed) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
+  ptx::let_next_kernel_start();
   Element* staged = reinterpret_cast<Element*>(shared_memory);  // [input channel][output channel][tap]
   constexpr int kPlane = pack_plane(kShape);
   const int first_slab = blockIdx.x * kSlabs;  // of the group's channels, chunks included
@@ -22,9 +23,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   const int group = blockIdx.z;
   const int first_channel = first_slab * kVector;
   const int first_out = channel_block * kShape.block_channels;
-  const Element* weight = static_cast<const Element*>(params.weight) +
-                          (group * static_cast<long long>(kShape.channels) + first_channel) * params.weight_strides[0] +
-                          first_out * params.weight_strides[1];
+  const Element* weight = static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
+                          first_channel * params.weight_strides[0] + first_out * params.weight_strides[1];
   // Output channels and input channels that exist; the rest of a block is zeros.
   const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
   const int ins = min(kIns, kShape.channels - first_channel);
@@ -64,21 +64,25 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
     for (int i = threadIdx.x; i < kShape.packed_tail_bytes() / 16; i += kPackThreads) tail[i] = Cell{};
   }
 
-  // A line is the output channels of one phase at one distance; a team of threads takes a line.
+  // A line is the output channels of one phase at one distance; a team of threads takes a line. (A gradient has one
+  // phase, and lines for each group of planes.)
   constexpr int kAcross = kShape.block_channels >= 32   ? 32
                           : kShape.block_channels >= 16 ? 16
                           : kShape.block_channels >= 8  ? 8
                                                         : 4;
   constexpr int kLines = kShape.all_backs() * kShape.all_slots();
   const int residue_blocks = params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2];
-  const int chunk = first_slab / kShape.slabs;
-  for (int line = threadIdx.x / kAcross; line < residue_blocks * kLines; line += kPackThreads / kAcross) {
+  constexpr int kGroups = kShape.all_plane_groups();
+  for (int line = threadIdx.x / kAcross; line < residue_blocks * kGroups * kLines; line += kPackThreads / kAcross) {
     const int slot = line % kShape.all_slots();
     const int back = line / kShape.all_slots() % kShape.all_backs();
-    const int block_row = (group * residue_blocks + line / kLines) * params.channel_blocks + channel_block;
+    const int block_row = (group * residue_blocks + line / (kLines * kGroups)) * params.channel_blocks + channel_block;
+    const int planes = line / kLines % kGroups;
+    const int chunk = first_slab / kShape.slabs * kGroups + planes;
     const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
                           slot % kShape.slots[2]};
-    const int tap = tap_of(block_rows(params, block_row), slots, back);
+    const int tap = kShape.gradient ? gradient_tap_of(plane_group(planes), back)
+                                    : tap_of(block_rows(params, block_row), slots, back);
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
     Cell* out = packed + (stage * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll

@@ -4,6 +4,11 @@
 // is the cell and r the residue of output o; tap k, k dilation = r + stride back, reads input cell q - back. So for one
 // `back` every phase has at most one tap, all phases read the same input cells, and the block is a sum over (back,
 // input channel) of small matrix products.
+//
+// The gradient of the input is the same map read the other way: what is read ("input" below) is the layer's output,
+// what is written ("output") its input. Rows are channels of what is written, columns its cells i; tap k reads cell
+// i + back of residue r. The residues of what is read lie in planes of their own in a block's patch, so that a tap is
+// one shift there too, and the block is a sum over (tap, input channel).
 #pragma once
 
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
@@ -20,6 +25,7 @@ struct TileShape {
   int stride[3];
   int dilation[3];
   bool bias;
+  bool gradient;
 
   // Distances `back` along each axis: 0, step, 2 step, ...
   int backs[3];
@@ -32,6 +38,11 @@ struct TileShape {
   // Nibble per residue of the span: its slot, 15 for none; and back. Unused when every residue of the span has a slot.
   unsigned long long slot_nibbles[3];
   unsigned long long residue_nibbles[3];
+
+  // Gradient: the residues of an axis that are read (those with taps, by residue_nibbles, or every one), and how many
+  // of them a patch holds, a plane each. Chunk after chunk brings the next ones; fewer than all of them are neighbours.
+  int phases[3];
+  int planes[3];
 
   int tile[4];         // cells of a block: samples, depth, height, width
   int block_channels;  // output channels of a block
@@ -62,6 +73,24 @@ struct TileShape {
     return slots[axis] == span[axis] ? slot : static_cast<int>(residue_nibbles[axis] >> (4 * slot) & 15);
   }
 
+  constexpr int residue_of_phase(int axis, int phase) const {
+    return phases[axis] == stride[axis] ? phase : static_cast<int>(residue_nibbles[axis] >> (4 * phase) & 15);
+  }
+  constexpr int all_planes() const { return planes[0] * planes[1] * planes[2]; }
+  constexpr int plane_groups(int axis) const { return gradient ? (phases[axis] + planes[axis] - 1) / planes[axis] : 1; }
+  // The residue of a plane: of its group's first plane, and from there.
+  constexpr int group_residue(int axis, int group) const {
+    return plane_groups(axis) == 1 ? 0 : residue_of_phase(axis, group * planes[axis]);
+  }
+  constexpr int plane_residue(int axis, int plane) const {
+    return plane_groups(axis) == 1 ? residue_of_phase(axis, plane) : plane;
+  }
+  constexpr int all_plane_groups() const { return plane_groups(0) * plane_groups(1) * plane_groups(2); }
+
+  // What one step between cells is in the tensor that is read and in the one that is written.
+  constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
+  constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis]; }
+
   // Whether residue `residue` of an axis has a tap at a distance.
   constexpr bool has_tap(int axis, int residue, int back) const {
     const int reach = residue + stride[axis] * back * back_step[axis];
@@ -69,7 +98,7 @@ struct TileShape {
   }
   // Blocks that compute a part of an axis' phases may have no tap at all at some distances, and skip those.
   constexpr bool skips_backs() const {
-    if (all_backs() > 64) return false;
+    if (gradient || all_backs() > 64) return false;
     for (int axis = 0; axis < 3; ++axis) {
       for (int residue = 0; span[axis] < stride[axis] && residue < stride[axis]; ++residue) {
         for (int back = 0; back < backs[axis]; ++back) {
@@ -82,9 +111,16 @@ struct TileShape {
 
   constexpr int vector() const { return 16 / element_bytes; }
   constexpr int chunk_channels() const { return slabs * vector(); }
-  constexpr int chunks() const { return (channels + chunk_channels() - 1) / chunk_channels(); }
+  constexpr int channel_chunks() const { return (channels + chunk_channels() - 1) / chunk_channels(); }
+  constexpr int chunks() const { return channel_chunks() * all_plane_groups(); }
   constexpr int block_chunks() const { return chunks() / depth_blocks; }
-  constexpr int all_backs() const { return backs[0] * backs[1] * backs[2]; }
+  // Distances along an axis at which a chunk is multiplied; for a gradient its taps: those of the kernel, or of a group
+  // of planes as many as any plane could have.
+  constexpr int axis_backs(int axis) const {
+    if (!gradient) return backs[axis];
+    return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
+  }
+  constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
@@ -106,11 +142,27 @@ struct TileShape {
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
-  // Slabs start on different banks, so that channels-last packing (neighbouring lanes write neighbouring slabs)
-  // spreads.
-  constexpr int slab_pitch() const { return input_channels_last ? (pixels() + 7) / 8 * 8 + 8 / slabs : pixels(); }
+  // Planes and slabs start on different banks, so that lanes spread which write neighbours: pixels of a row, which go
+  // to the planes in turn, or (channels-last) slabs of a pixel.
+  constexpr int plane_pitch() const {
+    if (all_planes() == 1) return pixels();
+    const int along = input_channels_last && slabs < 8 ? 8 / slabs : input_channels_last ? 1 : 8;
+    return (pixels() + 7) / 8 * 8 + (along + planes[2] - 1) / planes[2];
+  }
+  constexpr int slab_pitch() const {
+    const int cells_of_slab = all_planes() * plane_pitch();
+    return input_channels_last ? (cells_of_slab + 7) / 8 * 8 + 8 / slabs : cells_of_slab;
+  }
   constexpr int input_stage_bytes() const { return slabs * slab_pitch() * 16; }
-  constexpr int weight_stage_bytes() const { return stage_backs * slabs * rows() * 16; }
+  // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
+  // cells begin on different banks.
+  constexpr bool pads_weights() const { return gradient && !packed; }
+  constexpr int weight_slab_pitch() const {
+    const int taps = all_backs() < 8 ? all_backs() : 8;
+    return rows() + (pads_weights() ? taps % 8 : 0);
+  }
+  constexpr int weight_back_pitch() const { return slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0); }
+  constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
   constexpr int input_stages() const { return block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
     const int most = packed ? 3 : 2;
@@ -135,15 +187,21 @@ struct TileShape {
   constexpr int pass_channels() const {
     int pass = block_channels;
     const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
-    while (pass > 16 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
+    while (pass > 4 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
     return pass;
   }
-  constexpr int shared_bytes() const {
-    const int staged = staged_bytes(pass_channels()) + table_bytes();
+  // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
+  // memory.
+  constexpr bool bulk_weights() const { return warpgroup && packed; }
+  constexpr int barrier_offset() const {
+    const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
-  // Stages are copied whole; where they don't divide the distances evenly, the last copy reads this far past the end.
-  constexpr int packed_tail_bytes() const { return all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes(); }
+  constexpr int shared_bytes() const { return barrier_offset() + (bulk_weights() ? 8 * weight_stages() : 0); }
+  // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
+  constexpr int packed_tail_bytes() const {
+    return bulk_weights() || all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes();
+  }
   // Packed weights of one block row: all its stages, one after the other.
   constexpr long long packed_bytes() const { return 16LL * chunks() * all_backs() * slabs * rows(); }
 };
@@ -161,7 +219,7 @@ constexpr int pack_slabs(const TileShape& shape) {
   int slabs = shape.slabs;
   while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
   // More per block only as long as there are blocks enough for a chip.
-  const int runs = shape.chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
+  const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
   while (slabs > 1 && runs / slabs < 800) slabs /= 2;
   return slabs;
 }
@@ -175,7 +233,8 @@ struct TileParams {
   const void* bias;
   void* output;
   long long input_strides[5];
-  long long weight_strides[5];
+  long long weight_strides[5];  // input channel, output channel, depth, height, width
+  long long weight_group_stride;
   long long output_strides[5];
   int batch;
   int groups;

@@ -19,12 +19,16 @@ __device__ __forceinline__ float bias_of(const TileParams& params, const BlockRo
       static_cast<const Element*>(params.bias)[rows.group * static_cast<long long>(kShape.out_channels) + channel]);
 }
 
+__device__ __forceinline__ int output_pad(const TileParams& params, int axis) {
+  return kShape.gradient ? 0 : params.pad[axis];
+}
+
 // Offsets in the table of store_channels are small: they count from the first output that the block could have.
 __device__ __forceinline__ long long table_origin(const TileParams& params, const BlockCells& cells) {
   long long origin = 0;
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
-    const int first = cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis];
+    const int first = cells.first[1 + axis] * kShape.output_step(axis) - output_pad(params, axis);
     origin += max(first, 0) * params.output_strides[2 + axis];
   }
   return origin;
@@ -47,9 +51,10 @@ __device__ __forceinline__ OutputSite output_site(const TileParams& params, cons
   site.slot = kShape.slot_of(axis, residue);
   if (kShape.slots[axis] != kShape.span[axis] && site.slot == 15) site.slot = -1;
   const int absolute = rows.first_residue[axis] + residue;
-  const int output = (cells.first[1 + axis] + site.cell) * kShape.stride[axis] + absolute - params.pad[axis];
-  site.inside =
-      absolute < kShape.stride[axis] && static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
+  const int output =
+      (cells.first[1 + axis] + site.cell) * kShape.output_step(axis) + absolute - output_pad(params, axis);
+  site.inside = absolute < kShape.output_step(axis) &&
+                static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
   site.place = output * params.output_strides[2 + axis];
   return site;
 }

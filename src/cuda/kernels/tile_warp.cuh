@@ -39,7 +39,7 @@ struct TeamTile {
     depth_team = warp / kShape.column_teams;
     first_row_tile = row_warp * kRowTiles;
     first_column = column_warp * kColumnTiles * 8;
-    rows_at = ((lane / 16) * kShape.rows() + first_row_tile * 16 + lane % 16) * 16;
+    rows_at = ((lane / 16) * kShape.weight_slab_pitch() + first_row_tile * 16 + lane % 16) * 16;
 #pragma unroll
     for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
       const int column = first_column + pair * 16 + lane / 16 * 8 + lane % 8;
@@ -64,16 +64,20 @@ struct TeamTile {
     return (depth_team + kShape.depth_teams - first_back * kSteps % kShape.depth_teams) % kShape.depth_teams;
   }
 
-  // Adds the products of one stage: `backs` distances times the channels of the chunk.
-  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int first_back, int backs) {
+  // Adds the products of one stage: its distances times the channels of the chunk.
+  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
     constexpr int kDepthTeams = kShape.depth_teams;
+    const int first_back = stage * kShape.stage_backs;
+    const int backs =
+        kShape.stages_per_chunk() == 1 ? kShape.all_backs() : min(kShape.stage_backs, kShape.all_backs() - first_back);
     const int items = backs * kSteps;
 #pragma unroll kShape.unroll
     for (int item = first_item(first_back); item < items; item += kDepthTeams) {
       const int back = item / kSteps;
       const int step = item % kSteps;
       if (kShape.skips_backs() && (block_backs >> (first_back + back) & 1) == 0) continue;
-      const unsigned a_at = weight + rows_at + (back * kShape.slabs + step * 2) * kShape.rows() * 16;
+      const unsigned a_at =
+          weight + rows_at + (back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch()) * 16;
       const unsigned b_at = input + (kBackCells[first_back + back] + step * 2 * kShape.slab_pitch()) * 16;
       const unsigned rows = kShape.all_taps ? ~0u : kBackRows[first_back + back] >> first_row_tile;
       if (!kShape.all_taps && (rows & ((1u << kRowTiles) - 1)) == 0) continue;

@@ -38,33 +38,50 @@ struct TeamTile {
   // The first of the sixteen rows that this thread's warp holds of a tile.
   __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
 
-  // One instruction after the other, with nothing but an addition between: the tensor cores wait for whatever is more.
-  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int first_back, int backs) {
-    const unsigned a = descriptor(weight + first_row * 16, kShape.rows());
+  // One instruction after the other: the tensor cores wait for whatever stands between. Where the products of a chunk
+  // are not too many, each stage is code of its own, with addresses and missing taps known to the compiler; a branch
+  // around each product would make the warps meet before each.
+  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
+    const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
     const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
-    ptx::fence_warpgroup();
-    if constexpr (kShape.stages_per_chunk() == 1 && kShape.all_backs() * kSteps <= 64) {
+    constexpr int kStages = kShape.stages_per_chunk();
+    if constexpr (kShape.all_backs() * kSteps * kRowTiles <= 256) {
 #pragma unroll
-      for (int back = 0; back < kShape.all_backs(); ++back)
-        add_back(a, b, back, 0, kFixedBackCells[back], kFixedBackRows[back]);
+      for (int known = 0; known < kStages; ++known) {
+        if (kStages > 1 && stage != known) continue;
+        ptx::fence_warpgroup();
+#pragma unroll
+        for (int back = 0; back < kShape.stage_backs; ++back) {
+          const int index = known * kShape.stage_backs + back;
+          if (index < kShape.all_backs()) add_back(a, b, back, index, kFixedBackCells[index], kFixedBackRows[index]);
+        }
+        ptx::commit_warpgroup();
+      }
     } else {
+      const int first_back = stage * kShape.stage_backs;
+      const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
+      ptx::fence_warpgroup();
 #pragma unroll 4
       for (int back = 0; back < backs; ++back) {
-        add_back(a, b, back, first_back, kBackCells[first_back + back],
-                 kShape.all_taps ? ~0u : kBackRows[first_back + back]);
+        const int index = first_back + back;
+        add_back(a, b, back, index, kBackCells[index], kShape.all_taps ? ~0u : kBackRows[index]);
       }
+      ptx::commit_warpgroup();
     }
-    ptx::commit_warpgroup();
   }
 
-  __device__ __forceinline__ void add_back(unsigned a, unsigned b, int back, int first_back, int cells, unsigned rows) {
-    if (kShape.skips_backs() && (block_backs >> (first_back + back) & 1) == 0) return;
+  // The products at the distance `index` of a chunk, whose weights stand at `back` of the stage.
+  __device__ __forceinline__ void add_back(unsigned a, unsigned b, int back, int index, int cells, unsigned rows) {
+    if (kShape.skips_backs() && (block_backs >> index & 1) == 0) return;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (!kShape.all_taps && (rows >> (first_row / 64 + tile) & 1) == 0) continue;
-        multiply(sum[tile], whole(a + (back * kShape.slabs + step * 2) * kShape.rows() + tile * 64),
+        // Teams of different rows run the same code; only with one of them is a tile's number known here.
+        const int row_tile = kShape.row_teams == 1 ? tile : first_row / 64 + tile;
+        if (!kShape.all_taps && (rows >> row_tile & 1) == 0) continue;
+        multiply(sum[tile],
+                 whole(a + back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch() + tile * 64),
                  whole(b + cells + step * 2 * kShape.slab_pitch()));
       }
     }
