@@ -77,6 +77,10 @@ Problem problem_of(const Geometry<std::int64_t>& g, Direction direction, const O
   return problem;
 }
 
+Device device_for(const at::Tensor& tensor) {
+  return {tensor.is_cuda() ? Backend::cuda : Backend::cpu, tensor.is_cuda() ? tensor.get_device() : 0};
+}
+
 void* data_of(const at::Tensor& tensor) {
   return tensor.defined() ? const_cast<void*>(tensor.const_data_ptr()) : nullptr;  // NOLINT: Buffers says what is read
 }
@@ -112,7 +116,7 @@ void execute(const Geometry<std::int64_t>& geometry, Direction direction, const 
   const at::Tensor& any = operands.output;
   const c10::OptionalDeviceGuard guard(any.device());
   const Problem problem = problem_of(geometry, direction, operands);
-  const Device device{any.is_cuda() ? Backend::cuda : Backend::cpu, any.is_cuda() ? any.get_device() : 0};
+  const Device device = device_for(any);
   const Plan& chosen = plan_of(problem, device);
 
   Buffers buffers{data_of(operands.input), data_of(operands.weight), data_of(operands.bias), data_of(operands.output)};

@@ -1,6 +1,5 @@
 // The operators on CPU, CUDA and meta tensors.
 #include <ATen/ops/add.h>
-#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/view_as_real.h>
@@ -38,24 +37,8 @@ Tensor real_forward(const IntGeometry& g, const Tensor& input, const Tensor& wei
   return output;
 }
 
-// tconv has no gradient kernels for GPUs yet: there PyTorch's own compute the gradients.
-Gradients pytorch_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                           at::MemoryFormat format, Mask mask) {
-  const auto values = [&g](const std::array<std::int64_t, kSpatialAxes>& all) {
-    return IntArrayRef(all.data(), static_cast<std::size_t>(g.rank));
-  };
-  const std::array<std::int64_t, 1> bias_sizes = {g.out_channels};
-  Gradients result =
-      at::convolution_backward(grad_output, input, weight, IntArrayRef(bias_sizes), values(g.stride), values(g.padding),
-                               values(g.dilation), /*transposed=*/true, values(g.output_padding), g.groups, mask);
-  auto& [grad_input, grad_weight, grad_bias] = result;
-  if (grad_input.defined()) grad_input = grad_input.contiguous(format);
-  if (grad_weight.defined()) grad_weight = grad_weight.contiguous(format);
-  return result;
-}
-
-Gradients own_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                       at::MemoryFormat format, Mask mask) {
+Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                        at::MemoryFormat format, Mask mask) {
   Gradients result;
   auto& [grad_input, grad_weight, grad_bias] = result;
   if (mask[0]) {
@@ -79,12 +62,6 @@ Gradients own_backward(const IntGeometry& g, const Tensor& grad_output, const Te
     }
   }
   return result;
-}
-
-Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                        at::MemoryFormat format, Mask mask) {
-  return input.is_cuda() ? pytorch_backward(g, grad_output, input, weight, format, mask)
-                         : own_backward(g, grad_output, input, weight, format, mask);
 }
 
 struct Parts {

@@ -4,20 +4,11 @@
 
 #include "cuda/direct_gradient_depthwise.h"
 #include "cuda/direct_gradient_plan.h"
+#include "cuda/element_name.h"
 #include "cuda/jit_kernel.h"
 
 namespace tconv::cuda {
 namespace {
-
-const char* type_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return "F64";
-    case DType::f32: return "F32";
-    case DType::f16: return "F16";
-    case DType::bf16: return "BF16";
-  }
-  return "";
-}
 
 std::string join(std::initializer_list<int> values, const char* between) {
   std::string text;
@@ -118,7 +109,7 @@ KernelSource direct_source(const DirectConfig& c, DType dtype) {
                                  c.min_blocks},
                                 ", ");
   const std::string config =
-      "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " + std::string(type_of(dtype)) +
+      "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " + std::string(element_name(dtype)) +
       ";\n#define TCONV_DIRECT_CONFIG {" + axis_text(c.depth) + ", " + axis_text(c.height) + ", " + axis_text(c.width) +
       ", " + tile + "}\n";
   return {.file = "direct.cuh", .config = config, .entry = "tconv_direct"};
@@ -129,7 +120,7 @@ KernelSource depthwise_source(const DepthwiseConfig& c, DType dtype) {
                                  c.strips, c.cells_height, c.lanes_width, c.lanes_height, c.planes, c.min_blocks},
                                 ", ");
   const std::string config =
-      "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " + std::string(type_of(dtype)) +
+      "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " + std::string(element_name(dtype)) +
       ";\n#define TCONV_DEPTHWISE_CONFIG {" + axis_text(c.height) + ", " + axis_text(c.width) + ", " + tile + "}\n";
   return {.file = "direct_depthwise.cuh", .config = config, .entry = "tconv_depthwise"};
 }

@@ -6,6 +6,9 @@
 #include <numeric>
 #include <utility>
 
+#include "cuda/element_name.h"
+#include "cuda/general_weight.h"
+#include "cuda/grad_bias.h"
 #include "cuda/jit_kernel.h"
 
 namespace tconv::cuda {
@@ -13,16 +16,6 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr std::int64_t kInt = std::numeric_limits<std::int32_t>::max();
-
-const char* element_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return "F64";
-    case DType::f32: return "F32";
-    case DType::f16: return "F16";
-    case DType::bf16: return "BF16";
-  }
-  return "";
-}
 
 // The inverse of a modulo m, for a and m without a common factor: Euclid's algorithm, keeping only a's coefficient.
 std::int64_t inverse_modulo(std::int64_t a, std::int64_t m) {
@@ -155,7 +148,7 @@ GeneralShape general_shape(const Problem& problem) {
 
 KernelSource general_source(const GeneralShape& shape) {
   const std::string config =
-      "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " + std::string(element_of(shape.dtype)) +
+      "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " + std::string(element_name(shape.dtype)) +
       ";\nusing Index = " + (shape.wide ? "long long" : "int") +
       ";\nconstexpr int kBundle = " + std::to_string(shape.bundle) +
       ";\nconstexpr bool kGradient = " + (shape.gradient ? "true" : "false") + ";\n";
@@ -191,9 +184,8 @@ GeneralParams general_params(const Problem& problem, const GeneralShape& shape) 
 }
 
 Proposal propose_general(const Problem& problem, const DeviceProperties& device) {
-  if (problem.direction != Direction::forward && problem.direction != Direction::grad_input) {
-    return Proposal::decline("computes the forward direction and the gradient of the input");
-  }
+  if (problem.direction == Direction::grad_weight) return propose_general_weight(problem, device);
+  if (problem.direction == Direction::grad_bias) return propose_grad_bias(problem, device);
   const Sizes sizes = problem.direction == Direction::forward ? problem.output_sizes() : problem.input_sizes();
   if (element_count(sizes) > kInt * std::int64_t{kThreads}) {
     return Proposal::decline("what is written must have at most 2^39 elements, more than any GPU's memory");

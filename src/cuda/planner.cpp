@@ -1,18 +1,21 @@
-// The kernel families of the CUDA backend, in the order in which they are asked; the last one takes every forward
-// problem.
+// The kernel families of the CUDA backend, in the order in which they are asked; the last one takes every problem.
 #include <array>
 
 #include "core/family.h"
+#include "cuda/depthwise_weight.h"
 #include "cuda/direct.h"
 #include "cuda/general.h"
+#include "cuda/reduce.h"
 #include "cuda/tile.h"
 
 namespace tconv::cuda {
 
 std::span<const Family> families() {
-  static constexpr std::array<Family, 3> kFamilies{{
+  static constexpr std::array<Family, 5> kFamilies{{
       {"tile", propose_tile, /*exclusive=*/true, propose_tile_cut},
       {"direct", propose_direct, /*exclusive=*/true},
+      {"reduce", propose_reduce},
+      {"depthwise", propose_depthwise_weight},
       {"general", propose_general},
   }};
   return kFamilies;

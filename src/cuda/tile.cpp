@@ -6,6 +6,7 @@
 
 #include "cuda/jit_kernel.h"
 #include "cuda/tile_cost.h"
+#include "cuda/wgmma.h"
 #include "tconv/error.h"
 
 namespace tconv::cuda {
@@ -78,27 +79,6 @@ std::string back_tables(const TileShape& shape) {
          "};\n__constant__ int kBackCells[] = {" + cells + "};\n__constant__ unsigned kBackRows[] = {" + rows + "};\n";
 }
 
-// The wgmma of the shape's width as a function: its operand list has one register per accumulator.
-std::string multiply_function(const TileShape& shape) {
-  const int columns = 8 * shape.column_tiles;
-  const char* type = shape.math == TileMath::tf32 ? "tf32" : shape.math == TileMath::f16 ? "f16" : "bf16";
-  std::string registers;
-  std::string operands;
-  for (int i = 0; i < columns / 2; ++i) {
-    registers += (i > 0 ? ", %" : "%") + std::to_string(i);
-    operands +=
-        std::string(i > 0 ? ", " : "") + "\"+f\"(d[" + std::to_string(i / 4) + "][" + std::to_string(i % 4) + "])";
-  }
-  const std::string a = "%" + std::to_string(columns / 2);
-  const std::string b = "%" + std::to_string(columns / 2 + 1);
-  return "__device__ __forceinline__ void multiply(float (&d)[" + std::to_string(shape.column_tiles) +
-         "][4], unsigned long long a, unsigned long long b) {\n  asm volatile(\"{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-         "wgmma.mma_async.sync.aligned.m64n" +
-         std::to_string(columns) + "k" + (shape.element_bytes == 4 ? "8" : "16") + ".f32." + type + "." + type + " {" +
-         registers + "}, " + a + ", " + b + ", p, 1, 1" + (shape.element_bytes == 4 ? "" : ", 0, 0") +
-         "; }\"\n : " + operands + "\n : \"l\"(a), \"l\"(b));\n}\n";
-}
-
 KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {
   KernelSource source;
   source.file = file;
@@ -110,7 +90,7 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
   source.config +=
       "#define kClusterAttribute " +
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
-  if (shape.warpgroup) source.config += multiply_function(shape);
+  if (shape.warpgroup) source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
   return source;
 }
 

@@ -337,9 +337,7 @@ TEST(General, TakesEveryProblemOfItsDirections) {
   Problem problem = small_problem();
   for (const Direction direction : {Direction::grad_weight, Direction::grad_bias}) {
     problem.direction = direction;
-    const Proposal proposal = propose_general(problem, gpu(80));
-    EXPECT_EQ(proposal.kernel, nullptr);
-    EXPECT_NE(proposal.declined.find("direction"), std::string::npos);
+    EXPECT_NE(propose_general(problem, gpu(80)).kernel, nullptr);
   }
 }
 

@@ -50,7 +50,9 @@ struct Mode {
   Precision precision;
 };
 constexpr std::array<Mode, 2> kModes{{{"tf32", DType::f32, Precision::tf32}, {"bf16", DType::bf16, Precision::strict}}};
-constexpr std::array kDirections = {Direction::forward, Direction::grad_input};
+
+constexpr std::array kDirections = {Direction::forward, Direction::grad_input, Direction::grad_weight,
+                                    Direction::grad_bias};
 
 struct Work {
   std::string label;

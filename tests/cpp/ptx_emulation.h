@@ -126,6 +126,8 @@ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulation::shared_memory());
 }
 
+inline int opaque(int value) { return value; }
+
 inline void load_matrices(unsigned (&out)[4], unsigned address) {
   const int lane = emulation::lane();
   const tconv::test::BlockEmulator::Exchange rows({address});
@@ -143,6 +145,14 @@ inline void copy_16_async(unsigned shared, const void* global) {
 inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}
+
+template <int kBytes>
+void load_if(unsigned wanted, const void* global, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  std::memset(out, 0, sizeof(out));
+  if (wanted == 0) return;
+  if (reinterpret_cast<std::uintptr_t>(global) % kBytes != 0) throw std::runtime_error("a load is not aligned");
+  std::memcpy(out, global, kBytes);
+}
 
 inline Cell load_16(const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a 16-byte load is not aligned");
@@ -195,6 +205,10 @@ inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
 
 inline void fence_for_async_proxy() {}
+template <int kRegisters>
+void give_registers() {}
+template <int kRegisters>
+void take_registers() {}
 inline void fence_warpgroup() {}
 inline void commit_warpgroup() {}
 inline void wait_for_warpgroup() {}

@@ -1,4 +1,4 @@
-"""Forward kernels on an NVIDIA GPU: every family, dtype, layout and rank against float64.
+"""Kernels on an NVIDIA GPU: every family, dtype, layout and rank against float64.
 
 TCONV_TEST_CUDA_PROBLEMS sets how many random problems are drawn (default 150).
 """
@@ -9,13 +9,14 @@ import math
 import os
 import random
 import threading
+from functools import partial
 
 import pytest
 import torch
 
 import tconv
 import tconv.testing
-from oracle import CHANNELS_LAST, OURS, THEIRS, Case, check_gradients, gradients, wide
+from oracle import CHANNELS_LAST, OURS, THEIRS, Case, gradients, wide
 from tconv import problems
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -200,14 +201,93 @@ def test_streams_and_threads():
     assert not wrong
 
 
-def test_gradients(precision):
+def backward(case: Case, dy, x, w, wanted=(True, True, True)):
+    p = case.parameters
+    return torch.ops.tconv.conv_transpose_backward(
+        dy, x, w, p["stride"], p["padding"], p["output_padding"], p["groups"], p["dilation"], list(wanted)
+    )
+
+
+def check_backward(case: Case, x, w, dy, actual, tf32: bool) -> None:
+    """Gradients of input, weight and bias, those that are given, against float64."""
+    function = THEIRS[case.rank]
+    b = torch.zeros(case.groups * case.out_per_group, device="cuda", dtype=torch.float64)
+    expected = gradients(function, case, wide(x), wide(w), b, wide(dy))
+    magnitude = gradients(function, case, wide(x).abs(), wide(w).abs(), b, wide(dy).abs())
+    terms = (
+        case.out_per_group * math.prod(case.kernel),
+        case.batch * math.prod(case.input),
+        case.batch * math.prod(case.output),
+    )
+    for index, (got, want, size, count) in enumerate(zip(actual, expected, magnitude, terms, strict=True)):
+        if got is None:
+            continue
+        working = torch.finfo(torch.float64 if got.dtype == torch.float64 else torch.float32).eps
+        rounded = 2.0**-10 if tf32 and index < 2 else 0.0
+        bound = size * (rounded + (count + 2) * working) + torch.finfo(got.dtype).eps * want.abs()
+        bound += 2.0**-24 if got.dtype == torch.float16 else 0.0
+        error = (wide(got) - want).abs()
+        assert torch.isfinite(error).all(), (index, case)
+        assert (error <= bound).all(), f"{case}: gradient {index}: {(error / bound).max().item():g} of the bound"
+
+
+@pytest.mark.parametrize("family", ["reduce", "depthwise", "general"])
+def test_gradients_of_the_weight(family, precision):
     dtype, tf32 = precision
-    if tf32 or dtype in (torch.float16, torch.bfloat16):
-        pytest.skip("gradients on the GPU are PyTorch's own; its rounding is its own affair")
-    case = Case((5, 6), (3, 4), (2, 3), (1, 1), dilation=(1, 2), groups=2, in_per_group=4, out_per_group=3)
-    x, w, b = (t.to("cuda", dtype) for t in case.tensors(torch.float32))
-    dy = torch.randn(2, 6, *case.output, device="cuda").to(dtype)
-    check_gradients(case, x, w, b, dy, gradients(OURS[2], case, x, w, b, dy))
+    rng = random.Random(f"grad_weight {family} {dtype} {tf32}")
+    ran = 0
+    for _ in range(max(COUNT // 5, 1)):
+        case = draw(rng, "tile" if family == "reduce" else "direct")
+        x, w, _ = on_gpu(case, dtype, rng)
+        dy = torch.randn(case.batch, case.groups * case.out_per_group, *case.output, device="cuda").to(dtype)
+        with tconv.testing.force_family(family):
+            try:
+                _, actual, _ = backward(case, dy, x, w, (False, True, False))
+            except RuntimeError as error:
+                assert "no kernel family takes the problem" in str(error) or "declines" in str(error), error
+                continue
+        check_backward(case, x, w, dy, (None, actual, None), tf32 and family == "reduce")
+        ran += 1
+    declines_all = family != "general" and dtype == torch.float64
+    assert ran == 0 if declines_all else ran > max(COUNT // 5, 1) // 6
+
+
+def test_each_gradient_alone_and_all_together(precision):
+    dtype, tf32 = precision
+    rng = random.Random(f"gradients {dtype} {tf32}")
+    for _ in range(max(COUNT // 10, 1)):
+        case = draw(rng, rng.choice(("tile", "direct")))
+        x, w, _ = on_gpu(case, dtype, rng)
+        dy = torch.randn(case.batch, case.groups * case.out_per_group, *case.output, device="cuda").to(dtype)
+        together = backward(case, dy, x, w)
+        check_backward(case, x, w, dy, together, tf32)
+        for index in range(3):
+            alone = backward(case, dy, x, w, [i == index for i in range(3)])
+            assert [gradient is not None for gradient in alone] == [i == index for i in range(3)]
+            assert torch.equal(alone[index], together[index]), (index, case)
+
+
+def test_gradients_are_the_same_in_every_run(precision):
+    dtype, _ = precision
+    for case in (
+        Case((33, 40), (3, 3), (1, 1), (1, 1), batch=9, in_per_group=64, out_per_group=48),
+        Case((500,), (12,), (2,), (0,), batch=4, groups=30, in_per_group=1, out_per_group=1),
+    ):
+        x, w, _ = (t if t is None else t.to("cuda", dtype) for t in case.tensors(torch.float32))
+        dy = torch.randn(case.batch, case.groups * case.out_per_group, *case.output, device="cuda").to(dtype)
+        first = backward(case, dy, x, w)
+        for _ in range(5):
+            for a, b in zip(first, backward(case, dy, x, w), strict=True):
+                assert torch.equal(a, b)
+
+
+def test_double_backward():
+    x = torch.randn(2, 4, 5, 6, device="cuda", dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, 3, 3, 4, device="cuda", dtype=torch.float64, requires_grad=True)
+    b = torch.randn(6, device="cuda", dtype=torch.float64, requires_grad=True)
+    layer = partial(tconv.conv_transpose2d, stride=2, padding=1, groups=2)
+    assert torch.autograd.gradcheck(layer, (x, w, b))
+    assert torch.autograd.gradgradcheck(layer, (x, w, b))
 
 
 def test_autocast_and_empty_batch():

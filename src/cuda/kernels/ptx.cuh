@@ -12,6 +12,13 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// The same value, of which the compiler knows nothing: it makes no second copy of the code that follows for a case that
+// it could tell from the value.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Four 8x8 matrices of 16-bit pairs, one row of 16 bytes per lane's address.
 __device__ __forceinline__ void load_matrices(unsigned (&out)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -28,6 +35,35 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int kPending>  // groups of copies that may still be under way
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Elements that are neighbours in memory, as words (two bytes alone in the low half of one), or zeros where `wanted` is
+// zero.
+template <int kBytes>
+__device__ __forceinline__ void load_if(unsigned wanted, const void* global,
+                                        unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  if constexpr (kBytes == 2) {
+    unsigned short value;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b16 %0, 0; @p ld.global.nc.u16 %0, [%2]; }"
+                 : "=h"(value)
+                 : "r"(wanted), "l"(global));
+    out[0] = value;
+  } else if constexpr (kBytes == 4) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%2]; }"
+                 : "=r"(out[0])
+                 : "r"(wanted), "l"(global));
+  } else if constexpr (kBytes == 8) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; mov.b32 %1, 0; @p ld.global.nc.v2.b32 {%0, %1}, [%3]; }"
+        : "=r"(out[0]), "=r"(out[1])
+        : "r"(wanted), "l"(global));
+  } else {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+        " @p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%5]; }"
+        : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+        : "r"(wanted), "l"(global));
+  }
 }
 
 __device__ __forceinline__ Cell load_16(const void* global) {
@@ -100,6 +136,16 @@ __device__ __forceinline__ void let_next_kernel_start() {
 
 // Ordinary stores to shared memory, before the tensor cores read them by descriptor.
 __device__ __forceinline__ void fence_for_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// What a warpgroup may use of the block's registers from here on, a multiple of 8.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 __device__ __forceinline__ void fence_warpgroup() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_warpgroup() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -1,0 +1,204 @@
+// What the host and the device agree on about the reduce kernels (grad_weight on tensor cores); compiled by both.
+//
+// A gradient of the weight is a product summed over pixels. One tensor stays in place and gives the rows, the other is
+// shifted by the taps and gives the columns (which is which, the planner decides):
+//
+//   W[row, column, k] = sum over samples and i of  rows[n, row, i] columns[n, column, i step + k tap_step - pad]
+//
+// In shared memory sixteen bytes, a cell, hold V pixels of one channel. The pixels of a cell are not neighbours: a tile
+// of pixels is split into V parts of equal size (along the width, or the rows, or the samples), and a cell has the same
+// place of each part. So the next pixel is the next cell, and a tap is only another start among the cells, whatever the
+// shift. A unit is the cells of all channels at one place. With channels side by side in a unit and units along the
+// width one after the other, neighbouring taps of neighbouring channels are neighbouring rows of one matrix: a run.
+#pragma once
+
+#include "tile_params.cuh"
+
+struct ReduceShape {
+  TileMath math;
+  int element_bytes;
+
+  // The problem, per group and axis (depth, height, width). Sizes along the axes and the batch stay run-time values.
+  int rows;     // channels of the tensor in place
+  int columns;  // channels of the shifted tensor
+  int kernel[3];
+  int step[3];
+  int tap_step[3];
+  bool rows_channels_last;
+  bool columns_channels_last;
+
+  // A block: its taps (neighbours along each axis), its rows and its columns.
+  int taps[3];
+  bool apart[3];   // no two taps of the block read the same element: only what they read is kept, tap beside tap
+  bool warpgroup;  // teams of four warps (wgmma, 64 rows) or of one (mma.sync, 16 rows)
+  int row_tiles;   // of a team
+  int row_teams;
+  int team_columns;  // channels of the shifted tensor in one team
+  int column_teams;  // teams side by side, along the channels
+  int run;           // taps along the width in one product
+  int run_teams;     // teams that share the runs of the block
+  int team_runs;     // runs of a team
+
+  // The pixels of one stage: parts of a cell and units, along samples, depth, height, width.
+  int split[4];
+  int tile[4];
+
+  // How the tensors are loaded. A lane loads vectors of neighbours in memory: along the width, or the channels where
+  // these come last. Lanes of a warp take neighbouring places along the units, the others along the channels.
+  int row_vector;
+  int column_vector;
+  int row_lanes;
+  int column_lanes;
+  int most_cells;      // cells that a thread loads at once
+  int loader_warps;    // warps that load and do nothing else; 0: all warps do both
+  int team_registers;  // of a thread, where those that load give up some of theirs; else 0
+  int loader_registers;
+
+  int stages;  // 2: the next tile is loaded while one is multiplied
+  int blocks_per_multiprocessor;
+  bool partial;        // the sums of a block are parts, added up by the second kernel
+  bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
+
+  constexpr int vector() const { return 16 / element_bytes; }
+  constexpr int all_taps() const { return taps[0] * taps[1] * taps[2]; }
+  constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
+  constexpr int team_threads() const { return warpgroup ? 128 : 32; }
+  constexpr int teams() const { return row_teams * column_teams * run_teams; }
+  constexpr int team_warps() const { return team_threads() * teams() / 32; }
+  constexpr int loading_warps() const { return loader_warps > 0 ? loader_warps : team_warps(); }
+  constexpr int threads() const { return 32 * (team_warps() + loader_warps); }
+  constexpr int block_rows() const { return tile_rows() * row_tiles * row_teams; }
+  constexpr int block_columns() const { return team_columns * column_teams; }
+  constexpr int loaded_rows() const { return block_rows() < rows ? block_rows() : rows; }
+  constexpr int loaded_columns() const { return block_columns() < columns ? block_columns() : columns; }
+
+  constexpr int width_runs() const { return (taps[2] + run - 1) / run; }
+  constexpr int runs() const { return taps[0] * taps[1] * width_runs(); }
+  // Columns of one product: a multiple of 8 (wgmma) or 16 (pairs of mma.sync).
+  constexpr int run_columns() const {
+    const int multiple = warpgroup ? 8 : 16;
+    return (run * team_columns + multiple - 1) / multiple * multiple;
+  }
+  constexpr int column_tiles() const { return run_columns() / 8; }
+
+  // Places along an axis among the units of the shifted tensor.
+  constexpr int place_step(int axis) const { return apart[axis] ? taps[axis] : step[axis]; }
+  constexpr int place_tap(int axis) const { return apart[axis] ? 1 : tap_step[axis]; }
+  constexpr int places(int axis) const {
+    return (tile[1 + axis] - 1) * place_step(axis) + (taps[axis] - 1) * place_tap(axis) + 1;
+  }
+  // Places from one row to the next, and so on: vectors along the width start at multiples of their length, wherever
+  // the first element of a block lies.
+  constexpr int extent(int axis) const {
+    if (axis < 2 || columns_channels_last || column_vector == 1) return places(axis);
+    return (places(axis) + 2 * column_vector - 2) / column_vector * column_vector;
+  }
+  // How far a place lies from the tile's first element, in elements (of those that any tap can read).
+  constexpr int reach(int axis, int place) const {
+    return apart[axis] ? place / taps[axis] * step[axis] + place % taps[axis] * tap_step[axis] : place;
+  }
+
+  constexpr int row_units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+  constexpr int column_units() const { return tile[0] * extent(0) * extent(1) * extent(2); }
+  constexpr int pixels() const { return row_units() * vector(); }
+  constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
+
+  // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
+  constexpr int row_pitch() const { return block_rows() + 1; }
+  constexpr int team_cells() const { return column_units() * team_columns; }
+  constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
+  constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
+  constexpr int stage_cells() const { return row_cells() + column_cells(); }
+  // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
+  // are multiplied with whatever follows, and not stored.
+  constexpr int spare_cells() const { return run * team_columns + 16; }
+  // Stages, then the places of the units.
+  constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
+  constexpr int pipeline_bytes() const { return 16 * (table_cell() + row_units() + column_units()); }
+  constexpr int shared_bytes() const {
+    const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
+    return pipeline_bytes() > staged ? pipeline_bytes() : staged;
+  }
+
+  // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
+  constexpr int row_chunks() const {
+    return chunks(row_units(), loaded_rows(), row_lanes, row_vector, rows_channels_last);
+  }
+  constexpr int column_chunks() const {
+    return chunks(column_units(), loaded_columns(), column_lanes, column_vector, columns_channels_last);
+  }
+  constexpr int row_batches() const { return batches_of(row_chunks(), row_vector); }
+  constexpr int column_batches() const { return batches_of(column_chunks(), column_vector); }
+  constexpr int batches() const { return row_batches() + column_batches(); }
+  constexpr int row_batch() const { return batch_of(row_chunks(), row_vector); }
+  constexpr int column_batch() const { return batch_of(column_chunks(), column_vector); }
+  constexpr int vector_words(int vector) const { return vector * element_bytes < 4 ? 1 : vector * element_bytes / 4; }
+  // Words on their way into a thread: a batch of one tensor, or of both where warps do nothing but load.
+  constexpr int batch_words() const {
+    const int of_rows = vector() * row_batch() * vector_words(row_vector);
+    const int of_columns = vector() * column_batch() * vector_words(column_vector);
+    if (loader_warps > 0) return of_rows + of_columns;
+    return of_rows > of_columns ? of_rows : of_columns;
+  }
+
+  // Sums of a block, [row][team of columns][run][column of the run].
+  constexpr int all_runs() const { return run_teams * team_runs; }
+  constexpr int block_sums() const { return column_teams * all_runs() * run_columns(); }
+  // Where a sum stands in its row.
+  constexpr int sum_of(int column, int d, int h, int w) const {
+    const int block_run = (d * taps[1] + h) * width_runs() + w / run;
+    return (column / team_columns * all_runs() + block_run) * run_columns() + w % run * team_columns +
+           column % team_columns;
+  }
+
+  // Results pass through shared memory, eight rows of every warp at a time, so that they leave in the weight's order.
+  // Rows are 8 words apart modulo 32: the fragments' stores meet no bank twice.
+  constexpr int staged_rows() const { return 8 * (warpgroup ? 4 : 1) * row_teams; }
+  constexpr int staged_pitch() const { return (block_sums() + 31) / 32 * 32 + 8; }
+
+  static constexpr int chunks(int units, int channels, int lanes, int vector, bool channels_last) {
+    const int others = 32 / lanes;
+    const int along = channels_last ? units : units / vector;
+    const int across = channels_last ? channels / vector : channels;
+    return ((along + lanes - 1) / lanes) * ((across + others - 1) / others);
+  }
+  constexpr int batches_of(int chunks, int vector) const {
+    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int most = most_cells > vector ? most_cells / vector : 1;
+    return (items + most - 1) / most;
+  }
+  constexpr int batch_of(int chunks, int vector) const {
+    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    return (items + batches_of(chunks, vector) - 1) / batches_of(chunks, vector);
+  }
+};
+
+struct ReduceParams {
+  const void* rows;
+  const void* columns;
+  float* sums;               // [part][tile][row][...] where the block's sums are parts
+  void* weight;              // else: the result
+  long long row_strides[5];  // batch, channel, depth, height, width
+  long long column_strides[5];
+  long long weight_strides[6];  // group, row, column, depth, height, width
+  int batch;
+  int groups;
+  int row_size[3];
+  int column_size[3];
+  int pad[3];  // may be negative
+  int row_blocks;
+  int column_blocks;
+  int tap_blocks[3];
+  int tiles[4];  // stages along samples, depth, height, width
+  int parts;
+};
+
+// Blocks that share a part: one for each tile of the weight.
+constexpr int reduce_tiles(const ReduceParams& params) {
+  return params.groups * params.row_blocks * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] *
+         params.tap_blocks[2];
+}
+
+// The second kernel: 32 weights and 8 pieces of their parts in a block.
+constexpr int kFinishLanes = 32;
+constexpr int kFinishPieces = 8;

@@ -1,0 +1,46 @@
+// A team of four warps: wgmma on sm_90a. Both operands are read from shared memory by descriptors without swizzle:
+// eight cells lie together, the next eight follow at 128 bytes, the second unit of a product one pitch further.
+// The config defines multiply(), the instruction for kShape.run_columns(), since its operand list depends on it.
+#pragma once
+
+#include "ptx.cuh"
+#include "reduce_team.cuh"
+
+// In units of 16 bytes: the start and the step between the two units in the low word, the step between groups of eight
+// cells (always 8) in the high one. Moving the start is adding to the low word.
+__device__ __forceinline__ unsigned descriptor(unsigned address, unsigned unit_pitch) {
+  return (address >> 4 & 0x3fff) | unit_pitch << 16;
+}
+__device__ __forceinline__ unsigned long long whole(unsigned low) { return 8ULL << 32 | low; }
+
+struct TeamTile : TeamPlace {
+  float sum[kRowTiles][kTeamRuns][kColumnTiles][4] = {};
+
+  // The index is taken from one lane, so that the compiler knows it for uniform: wgmma in code that could diverge is
+  // serialised.
+  __device__ __forceinline__ explicit TeamTile(int lead) : TeamPlace(__shfl_sync(~0u, threadIdx.x / 128, 0), lead) {}
+
+  // The first of the sixteen rows that this thread's warp holds of a tile.
+  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
+
+  // Starts the products [begin, end) of a stage.
+  __device__ __forceinline__ void multiply_stage(unsigned stage, int begin, int end) {
+    const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
+    const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
+    ptx::fence_warpgroup();
+#pragma unroll 2
+    for (int product = begin; product < end; ++product) {
+#pragma unroll
+      for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          multiply(sum[tile][run], whole(a + 2 * product * kShape.row_pitch() + tile * 64),
+                   whole(b + run_at[run] + kProductCells[product]));
+        }
+      }
+    }
+    ptx::commit_warpgroup();
+  }
+
+  __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
+};

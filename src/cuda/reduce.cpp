@@ -1,0 +1,212 @@
+#include "cuda/reduce.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "cuda/jit_kernel.h"
+#include "cuda/reduce_cost.h"
+#include "cuda/wgmma.h"
+#include "tconv/error.h"
+
+namespace tconv::cuda {
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+template <typename T, std::size_t kCount>
+std::string list(const T (&values)[kCount]) {
+  std::string text = "{";
+  for (const T value : values) text += (text.size() > 1 ? ", " : "") + std::to_string(value);
+  return text + "}";
+}
+
+const char* text_of(bool value) { return value ? "true" : "false"; }
+
+// ReduceShape as a C++ initialiser, in the order of its members.
+std::string initialiser(const ReduceShape& s) {
+  const auto number = [](int value) { return std::to_string(value) + ", "; };
+  const auto truth = [](bool value) { return std::string(text_of(value)) + ", "; };
+  std::string text = "{static_cast<TileMath>(" + std::to_string(static_cast<int>(s.math)) + "), ";
+  text += number(s.element_bytes) + number(s.rows) + number(s.columns);
+  text += list(s.kernel) + ", " + list(s.step) + ", " + list(s.tap_step) + ", ";
+  text += truth(s.rows_channels_last) + truth(s.columns_channels_last);
+  text += list(s.taps) + ", {" + truth(s.apart[0]) + truth(s.apart[1]) + text_of(s.apart[2]) + "}, ";
+  text += truth(s.warpgroup) + number(s.row_tiles) + number(s.row_teams) + number(s.team_columns) +
+          number(s.column_teams) + number(s.run) + number(s.run_teams) + number(s.team_runs);
+  text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_vector) + number(s.column_vector) +
+          number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) + number(s.loader_warps) +
+          number(s.team_registers) + number(s.loader_registers) + number(s.stages) +
+          number(s.blocks_per_multiprocessor) + truth(s.partial) + text_of(s.columns_first);
+  return text + "}";
+}
+
+KernelSource source_of(const ReduceShape& shape, const char* file, const char* entry) {
+  KernelSource source;
+  source.file = file;
+  source.entry = entry;
+  source.config = "#include \"reduce_params.cuh\"\n";
+  source.config += std::string("using Element = ") + (shape.element_bytes == 4 ? "float" : "unsigned short") + ";\n";
+  source.config += "constexpr ReduceShape kShape = " + initialiser(shape) + ";\n";
+  return source;
+}
+
+// For each product, how far the cells that it meets at the block's first tap lie from the stage's first.
+std::string product_table(const ReduceShape& shape) {
+  std::string cells;
+  for (int product = 0; product < shape.products(); ++product) {
+    int unit = 2 * product;
+    const int w = unit % shape.tile[3];
+    unit /= shape.tile[3];
+    const int h = unit % shape.tile[2];
+    unit /= shape.tile[2];
+    const int d = unit % shape.tile[1];
+    const int n = unit / shape.tile[1];
+    const int row = (n * shape.extent(0) + d * shape.place_step(0)) * shape.extent(1) + h * shape.place_step(1);
+    cells += std::to_string((row * shape.extent(2) + w * shape.place_step(2)) * shape.team_columns) + ", ";
+  }
+  return "__constant__ int kProductCells[] = {" + cells + "};\n";
+}
+
+KernelSource main_source(const ReduceShape& shape) {
+  KernelSource source = source_of(shape, shape.warpgroup ? "reduce_sm90.cuh" : "reduce.cuh", "tconv_reduce");
+  source.config += product_table(shape);
+  if (shape.warpgroup) source.config += wgmma_function(shape.math, shape.run_columns());
+  return source;
+}
+
+class ReduceKernel final : public Kernel {
+ public:
+  // `unaligned` computes the problem when the tensors' addresses do not allow the candidate's vectors.
+  ReduceKernel(const Problem& problem, const Reduction& reduction, const DeviceProperties& device,
+               const ReduceCandidate& candidate, std::shared_ptr<const ReduceKernel> unaligned)
+      : reduction_(reduction),
+        shape_(candidate.shape),
+        unaligned_(std::move(unaligned)),
+        params_(reduce_params(problem, reduction, shape_, candidate.parts)),
+        device_(device.device.index),
+        kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
+    if (!shape_.partial) return;
+    finish_.emplace(source_of(shape_, "reduce_finish.cuh", "tconv_reduce_finish"), 0, device.arch);
+    finish_blocks_ = ceil_div(element_count(problem.weight_sizes()), kFinishLanes);
+  }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    const std::int64_t bytes = shape_.element_bytes;
+    const auto at = [bytes](void* tensor, std::int64_t offset) { return static_cast<char*>(tensor) + offset * bytes; };
+    ReduceParams params = params_;
+    params.rows = at(reduction_.swapped ? buffers.output : buffers.input, reduction_.row_offset);
+    params.columns = at(reduction_.swapped ? buffers.input : buffers.output, reduction_.column_offset);
+    params.weight = at(buffers.weight, reduction_.weight_offset);
+    params.sums = static_cast<float*>(buffers.workspace);
+    if (!aligned(params.rows, shape_.row_vector) || !aligned(params.columns, shape_.column_vector)) {
+      if (unaligned_ == nullptr) throw Error("the tensors of this problem must be aligned to 16 bytes");
+      return unaligned_->run(buffers, execution);
+    }
+    void* arguments[] = {&params};
+    const auto blocks = static_cast<unsigned>(reduce_tiles(params)) * static_cast<unsigned>(params.parts);
+    kernel_.launch(device_, {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads())}, arguments,
+                   execution.stream);
+    if (finish_) {
+      finish_->launch(device_, {.grid_x = static_cast<unsigned>(finish_blocks_), .block = kFinishLanes * kFinishPieces},
+                      arguments, execution.stream);
+    }
+  }
+
+  void prepare() const override {
+    kernel_.prepare(device_);
+    if (finish_) finish_->prepare(device_);
+    if (unaligned_ != nullptr) unaligned_->prepare();
+  }
+
+  std::size_t workspace_bytes() const {
+    const std::size_t own =
+        shape_.partial ? reduce_part_bytes(shape_, params_) * static_cast<std::size_t>(params_.parts) : 0;
+    return unaligned_ == nullptr ? own : std::max(own, unaligned_->workspace_bytes());
+  }
+
+  std::string describe() const override {
+    const ReduceShape& s = shape_;
+    std::string text = std::to_string(s.block_rows()) + (reduction_.swapped ? " out" : " in") + " channels by " +
+                       std::to_string(s.taps[0]) + "x" + std::to_string(s.taps[1]) + "x" + std::to_string(s.taps[2]) +
+                       " taps x " + std::to_string(s.block_columns()) + " channels; ";
+    for (int i = 0; i < 4; ++i) text += std::to_string(s.tile[i] * s.split[i]) + (i < 3 ? "x" : " pixels at a time");
+    text += std::string(s.warpgroup ? ", warpgroups " : ", warps ") + std::to_string(s.row_teams) + "x" +
+            std::to_string(s.column_teams) + "x" + std::to_string(s.run_teams) + " of " +
+            std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(s.team_runs * s.run_columns());
+    if (s.loader_warps > 0) text += " and " + std::to_string(s.loader_warps) + " warps that load";
+    text += ", vectors of " + std::to_string(s.row_vector) + " and " + std::to_string(s.column_vector);
+    text += ", " + std::to_string(params_.parts) + (params_.parts == 1 ? " part" : " parts") + ", " +
+            std::to_string(reduce_tiles(params_) * params_.parts) + " blocks (" +
+            std::to_string(s.blocks_per_multiprocessor) + " per multiprocessor), " +
+            std::to_string(s.shared_bytes() / 1024) + " KiB shared";
+    return text;
+  }
+
+ private:
+  bool aligned(const void* tensor, int vector) const {
+    return reinterpret_cast<std::uintptr_t>(tensor) % static_cast<std::size_t>(vector * shape_.element_bytes) == 0;
+  }
+
+  Reduction reduction_;
+  ReduceShape shape_;
+  std::shared_ptr<const ReduceKernel> unaligned_;
+  ReduceParams params_;
+  int device_;
+  JitKernel kernel_;
+  std::optional<JitKernel> finish_;
+  std::int64_t finish_blocks_ = 0;
+};
+
+}  // namespace
+
+ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, const ReduceShape& shape, int parts) {
+  ReduceParams params{};
+  std::copy(reduction.row_strides.begin(), reduction.row_strides.end(), params.row_strides);
+  std::copy(reduction.column_strides.begin(), reduction.column_strides.end(), params.column_strides);
+  std::copy(reduction.weight_strides.begin(), reduction.weight_strides.end(), params.weight_strides);
+  params.batch = static_cast<int>(problem.batch);
+  params.groups = static_cast<int>(problem.groups);
+  params.row_blocks = static_cast<int>(ceil_div(shape.rows, shape.block_rows()));
+  params.column_blocks = static_cast<int>(ceil_div(shape.columns, shape.block_columns()));
+  params.tiles[0] = static_cast<int>(ceil_div(problem.batch, shape.tile[0] * shape.split[0]));
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const ReductionAxis& axis = reduction.axes[a];
+    params.row_size[a] = static_cast<int>(axis.row_size);
+    params.column_size[a] = static_cast<int>(axis.column_size);
+    params.pad[a] = static_cast<int>(axis.pad);
+    params.tap_blocks[a] = static_cast<int>(ceil_div(shape.kernel[a], shape.taps[a]));
+    params.tiles[1 + a] = static_cast<int>(ceil_div(axis.row_size, shape.tile[1 + a] * shape.split[1 + a]));
+  }
+  params.parts = parts;
+  return params;
+}
+
+Proposal propose_reduce(const Problem& problem, const DeviceProperties& device) {
+  if (std::string reason = why_no_reduce(problem, device); !reason.empty()) return Proposal::decline(std::move(reason));
+  const std::vector<ReduceCandidate> candidates = reduce_candidates(problem, device);
+  if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
+  return propose_reduce(problem, device, candidates.front());
+}
+
+Proposal propose_reduce(const Problem& problem, const DeviceProperties& device, const ReduceCandidate& candidate) {
+  const auto kernel_of = [&](const ReduceCandidate& cut, std::shared_ptr<const ReduceKernel> unaligned) {
+    return std::make_shared<const ReduceKernel>(problem, *reduction_of(problem, cut.swapped), device, cut,
+                                                std::move(unaligned));
+  };
+  std::shared_ptr<const ReduceKernel> unaligned;
+  if (candidate.shape.row_vector > 1 || candidate.shape.column_vector > 1) {
+    const std::vector<ReduceCandidate> narrow = reduce_candidates(problem, device, {.aligned = false});
+    if (!narrow.empty()) unaligned = kernel_of(narrow.front(), nullptr);
+  }
+  const auto kernel = kernel_of(candidate, std::move(unaligned));
+  Proposal proposal;
+  proposal.workspace_bytes = kernel->workspace_bytes();
+  proposal.expected_seconds = candidate.expected_seconds;
+  proposal.kernel = kernel;
+  return proposal;
+}
+
+}  // namespace tconv::cuda

@@ -1,0 +1,40 @@
+// The reduce family: grad_weight of dense channels on tensor cores, sm_80 and later. The kernels are
+// kernels/reduce*.cuh.
+#pragma once
+
+#include <vector>
+
+#include "core/family.h"
+#include "cuda/kernels/reduce_params.cuh"
+#include "cuda/reduction.h"
+
+namespace tconv::cuda {
+
+Proposal propose_reduce(const Problem& problem, const DeviceProperties& device);
+
+// One way to cut a problem into blocks, and what it should cost.
+struct ReduceCandidate {
+  ReduceShape shape{};
+  bool swapped = false;
+  int parts = 1;
+  double expected_seconds = 0;
+};
+
+// Why the family declines, or empty.
+std::string why_no_reduce(const Problem& problem, const DeviceProperties& device);
+
+struct ReduceOptions {
+  bool aligned = true;  // the tensors' addresses allow vectors of 16 bytes, if their strides do
+};
+
+// All cuts worth considering, best first; empty when none fits the device.
+std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const DeviceProperties& device,
+                                               const ReduceOptions& options = {});
+
+// The kernel's argument without the pointers.
+ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, const ReduceShape& shape, int parts);
+
+// The kernel that computes the problem with one of its cuts.
+Proposal propose_reduce(const Problem& problem, const DeviceProperties& device, const ReduceCandidate& candidate);
+
+}  // namespace tconv::cuda

@@ -1,0 +1,154 @@
+#include "cuda/reduce_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tconv::cuda {
+
+int reduce_registers(const ReduceShape& shape) {
+  const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
+  const bool split = shape.math == TileMath::fp32x3;
+  const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
+  if (shape.loader_warps > 0) return sums + shape.team_runs + 32;
+  return sums + fragments + shape.batch_words() + shape.team_runs + (shape.warpgroup ? 60 : split ? 108 : 64);
+}
+
+std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params) {
+  return sizeof(float) * static_cast<std::size_t>(reduce_tiles(params)) * static_cast<std::size_t>(shape.block_rows()) *
+         static_cast<std::size_t>(shape.block_sums());
+}
+
+namespace {
+
+// Constants of the model, fitted to measurements on an H200; docs/notes/reduce.md says how well they choose.
+constexpr double kClock = 1.7e9;
+constexpr double kWarpgroupShare = 0.9;  // of the tensor cores' peak that products reach
+constexpr double kWarpShare = 0.35;
+constexpr double kSplitFactor = 5;        // products in fp32 out of TF32
+constexpr double kTrafficRate = 40;       // bytes per cycle and multiprocessor
+constexpr double kRowBytes = 64;          // that a row of memory costs beside its own
+constexpr double kLoadCycles = 0.7;       // of the pipe to memory, for each line that a load touches
+constexpr double kStoreCycles = 3;        // of the pipe to shared memory, for 32 cells
+constexpr double kInstructionRate = 1.6;  // per cycle and multiprocessor
+constexpr double kMix = 0.2;              // share of what is not the largest cost and does not overlap with it
+constexpr double kFarParts = 1.5;         // parts of a cell that lie in different samples or slices
+constexpr double kStageCycles = 1000;
+constexpr double kBatchCycles = 1500;  // a batch of loads on its way
+constexpr double kBlockCycles = 4000;
+constexpr double kEndRate = 9.5;  // bytes of results per cycle and multiprocessor
+
+// What a stage of a block asks for, in cycles.
+struct StageCost {
+  double multiply = 0;
+  double operands = 0;  // read from shared memory by products
+  double loads = 0;     // the loader's use of the pipe to memory and shared memory
+  double traffic = 0;   // beyond the block
+  double instructions = 0;
+};
+
+StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const DeviceProperties& device) {
+  StageCost cost;
+  const double depth = 2.0 * shape.vector();  // pixels of one product
+  const double half = shape.element_bytes == 2 ? 2.0 : 1.0;
+  const double peak = device.tf32_rate / 2 / device.multiprocessors / kClock * half;  // multiply-adds per cycle
+  const double columns = shape.run_columns();
+  const bool split = shape.math == TileMath::fp32x3;
+  const double products =
+      static_cast<double>(shape.products()) * shape.team_runs * shape.row_tiles * shape.teams();  // of one tile's rows
+  if (shape.warpgroup) {
+    cost.multiply = products * 64 * columns * depth / (peak * kWarpgroupShare);
+    cost.operands = products * (64 + columns) * 32 / 128;
+  } else {
+    cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
+    cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);
+  }
+
+  // Elements between neighbours in a row of cells.
+  const double row_step = shape.rows_channels_last ? 1 : static_cast<double>(reduction.row_strides[4]);
+  const double column_step = shape.columns_channels_last
+                                 ? 1
+                                 : static_cast<double>(reduction.column_strides[4]) *
+                                       (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
+  const auto lines = [&](bool channels_last, int lanes, int vector, double width, double step) {
+    const double bytes = static_cast<double>(vector) * shape.element_bytes;
+    if (channels_last) return lanes * std::max(32.0 / lanes * bytes / 128, 1.0);
+    const double rows = std::max(static_cast<double>(lanes) * vector / width, 1.0);
+    return 32.0 / lanes * std::max(lanes * bytes * std::max(step, 1.0) / 128 + 0.5, 1.25 * rows);
+  };
+  const bool conflicts = shape.team_columns % 8 == 0 && !shape.columns_channels_last && shape.column_vector == 1;
+  const double row_chunks = shape.row_chunks();
+  const double column_chunks = shape.column_chunks();
+  cost.loads = row_chunks * (kStoreCycles * shape.row_vector + kLoadCycles * shape.vector() *
+                                                                   lines(shape.rows_channels_last, shape.row_lanes,
+                                                                         shape.row_vector, shape.tile[3], row_step)) +
+               column_chunks * (kStoreCycles * shape.column_vector * (conflicts ? 2 : 1) +
+                                kLoadCycles * shape.vector() *
+                                    lines(shape.columns_channels_last, shape.column_lanes, shape.column_vector,
+                                          shape.extent(2), column_step));
+
+  // Short rows of memory cost more than their bytes, and elements that no tap reads come with their neighbours.
+  const auto sectors = [&](bool channels_last, double run, double step) {
+    if (channels_last) return 1.0;
+    return (1 + kRowBytes / std::max(run * step * shape.element_bytes, 16.0)) *
+           std::clamp(step, 1.0, 32.0 / shape.element_bytes);
+  };
+  const double row_cells = static_cast<double>(shape.row_units()) * shape.loaded_rows();
+  const double column_cells = static_cast<double>(shape.column_units()) * shape.loaded_columns();
+  cost.traffic = 16 *
+                 (row_cells * sectors(shape.rows_channels_last, shape.tile[3] * shape.split[3], row_step) +
+                  column_cells * sectors(shape.columns_channels_last, shape.tile[3] * shape.step[2] * shape.split[3],
+                                         column_step)) /
+                 kTrafficRate;
+
+  const double loader = row_chunks * (shape.vector() * (4 + 2 * shape.row_vector) + 24) +
+                        column_chunks * (shape.vector() * (4 + 2 * shape.column_vector) + 24);
+  const double multiplying = shape.warpgroup ? 0 : products * (columns / 8 * (split ? 12 : 1) + 3);
+  cost.instructions = (loader + multiplying) / kInstructionRate;
+  return cost;
+}
+
+}  // namespace
+
+// Resident blocks overlap: the largest cost of a stage counts fully and the others in part; but no block is faster than
+// its own chain of loads and products.
+double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, const Problem& problem,
+                      const Reduction& reduction, const DeviceProperties& device) {
+  const StageCost cost = stage_cost(shape, reduction, device);
+  const double pipe = cost.operands + cost.loads;
+  const double largest = std::max({cost.multiply, pipe, cost.traffic, cost.instructions});
+  const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest);
+  // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
+  // and store it between two pieces of the product, all at the same time.
+  const double chain = kStageCycles + (shape.loader_warps > 0
+                                           ? std::max(kBatchCycles + cost.loads, std::max(cost.multiply, cost.operands))
+                                           : kBatchCycles * shape.batches() + cost.loads + cost.multiply);
+
+  const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+  const double stages = std::ceil(all / params.parts);
+  // Pieces of the weight that lie together, in bytes; results take two ways through shared memory.
+  const double outputs = static_cast<double>(shape.block_rows()) * shape.block_sums();
+  const bool whole_taps = shape.taps[1] == shape.kernel[1] && shape.taps[2] == shape.kernel[2];
+  const double piece = whole_taps ? 32 : std::min(32, shape.taps[2] * shape.element_bytes);
+  const double ending = shape.partial ? outputs * 4 / kEndRate : outputs * (0.3 + 32 / piece * 4 / kEndRate);
+  const int resident = shape.blocks_per_multiprocessor;
+  const double blocks = static_cast<double>(reduce_tiles(params)) * params.parts;
+  const double slots = static_cast<double>(device.multiprocessors) * resident;
+  const auto wave = [&](double at_once) {
+    return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kBlockCycles;
+  };
+  const double full_waves = std::floor(blocks / slots);
+  const double rest = blocks - full_waves * slots;
+  double cycles = full_waves * wave(resident);
+  if (rest > 0) cycles += wave(std::ceil(rest / device.multiprocessors));
+  if (shape.split[0] * shape.split[1] > 1) cycles *= kFarParts;
+
+  const double bytes =
+      static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
+                          element_count(problem.weight_sizes())) *
+      shape.element_bytes;
+  const double sums = static_cast<double>(reduce_part_bytes(shape, params)) * params.parts;
+  const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
+  return std::max(cycles / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 + finish;
+}
+
+}  // namespace tconv::cuda

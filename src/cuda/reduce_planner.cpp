@@ -1,0 +1,474 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "cuda/reduce.h"
+#include "cuda/reduce_cost.h"
+
+namespace tconv::cuda {
+namespace {
+
+constexpr std::int64_t kIntMax = std::numeric_limits<int>::max();
+constexpr std::size_t kMostWorkspace = 64 << 20;
+constexpr int kMostUnits = 64;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+int round_up(int a, int b) { return (a + b - 1) / b * b; }
+
+void keep_unique(std::vector<int>& values) {
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+}
+
+// Few channels in a group are multiplied in fp32, as in the forward direction, where they cost no more.
+TileMath math_of(const Problem& problem) {
+  switch (problem.dtype) {
+    case DType::f16: return TileMath::f16;
+    case DType::bf16: return TileMath::bf16;
+    default: break;
+  }
+  const bool few = problem.groups > 1 && problem.in_channels_per_group() < 16;
+  return problem.precision == Precision::tf32 && !few ? TileMath::tf32 : TileMath::fp32x3;
+}
+
+ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const DeviceProperties& device) {
+  ReduceShape shape{};
+  shape.math = math_of(problem);
+  shape.element_bytes = static_cast<int>(size_of(problem.dtype));
+  shape.rows = static_cast<int>(reduction.rows);
+  shape.columns = static_cast<int>(reduction.columns);
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    shape.kernel[a] = static_cast<int>(reduction.axes[a].kernel);
+    shape.step[a] = static_cast<int>(reduction.axes[a].step);
+    shape.tap_step[a] = static_cast<int>(reduction.axes[a].tap_step);
+  }
+  const auto channels_last = [](const Strides& strides) { return strides[1] == 1 && strides[4] != 1; };
+  shape.rows_channels_last = channels_last(reduction.row_strides);
+  shape.columns_channels_last = channels_last(reduction.column_strides);
+  shape.row_vector = shape.column_vector = 1;
+  shape.columns_first = reduction.weight_strides[2] == 1;
+  // Tiles of 64 rows that are mostly empty are better cut into tiles of 16.
+  shape.warpgroup = device.arch == 90 && device.has_wgmma && shape.math != TileMath::fp32x3 && reduction.rows >= 24;
+  return shape;
+}
+
+// The length of the vectors in which a tensor can be loaded: neighbours in memory at multiples of the length.
+int longest_vector(const Strides& strides, std::int64_t offset, bool channels_last, std::int64_t channels,
+                   std::int64_t width, int most) {
+  int vector = most;
+  const auto divides = [&](std::int64_t value) { return value % vector == 0; };
+  const int along = channels_last ? 1 : 4;
+  const auto fits = [&] {
+    if (strides[static_cast<std::size_t>(along)] != 1 || !divides(channels_last ? channels : width)) return false;
+    for (int i = 0; i < 5; ++i) {
+      if (i != along && !divides(strides[static_cast<std::size_t>(i)])) return false;
+    }
+    return divides(offset);
+  };
+  while (vector > 1 && !fits()) vector /= 2;
+  return vector;
+}
+
+// Lanes of a warp along the units of a tensor; the others go along the channels. Sixteen bytes of eight lanes at a time
+// reach shared memory: they meet no bank twice where units start on different banks (`padded`) and half of them where
+// units touch.
+int lanes_of(bool channels_last, bool padded, int vector, int units, int channels) {
+  if (channels_last) {
+    int lanes = 1;
+    while (lanes < 8 && 32 / lanes >= 2 * (channels / vector)) lanes *= 2;
+    return lanes;
+  }
+  int others = padded ? vector : vector > 1 ? 8 : 4;
+  while (others > 1 && others >= 2 * channels) others /= 2;
+  int lanes = 32 / others;
+  while (lanes > 1 && lanes >= 2 * (units / vector)) lanes /= 2;
+  return lanes;
+}
+
+// A block's taps and how many of them a product takes.
+struct TapChoice {
+  std::array<int, 3> taps;
+  int run;
+};
+
+// Sets the block's taps; false: the run's taps would not lie side by side.
+bool set_taps(ReduceShape& shape, const TapChoice& choice) {
+  shape.run = choice.run;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    shape.taps[a] = choice.taps[a];
+    const int reach = (shape.taps[a] - 1) * shape.tap_step[a] + 1;
+    shape.apart[a] = reach <= shape.step[a] && shape.taps[a] < shape.step[a];
+  }
+  return shape.run == 1 || shape.place_tap(2) == 1;
+}
+
+std::vector<int> run_choices(int kernel) {
+  std::vector<int> runs = {1};
+  for (const int pieces : {1, 2, 3, 4}) runs.push_back(static_cast<int>(ceil_div(kernel, pieces)));
+  for (const int run : {2, 3, 4, 8, 16}) {
+    if (run < kernel) runs.push_back(run);
+  }
+  runs.erase(std::remove_if(runs.begin(), runs.end(), [](int run) { return run > 64; }), runs.end());
+  keep_unique(runs);
+  return runs;
+}
+
+std::vector<TapChoice> tap_choices(const ReduceShape& base) {
+  const auto counts = [](int kernel) {
+    std::vector<int> values = {1, kernel, static_cast<int>(ceil_div(kernel, 2))};
+    values.erase(std::remove_if(values.begin(), values.end(), [](int count) { return count > 8; }), values.end());
+    keep_unique(values);
+    return values;
+  };
+  std::vector<TapChoice> choices;
+  for (const int run : run_choices(base.kernel[2])) {
+    std::vector<int> widths = {run, 2 * run, 3 * run, 4 * run};
+    for (int& width : widths) width = std::min(width, base.kernel[2]);
+    keep_unique(widths);
+    for (const int width : widths) {
+      for (const int height : counts(base.kernel[1])) {
+        for (const int depth : counts(base.kernel[0])) {
+          // Outer taps together only when the inner ones are.
+          if (depth > 1 && height < base.kernel[1]) continue;
+          if (height > 1 && width < base.kernel[2]) continue;
+          choices.push_back({{depth, height, width}, run});
+        }
+      }
+    }
+  }
+  return choices;
+}
+
+struct PixelTile {
+  std::array<int, 4> split;
+  std::array<int, 4> tile;
+  double waste;  // pixels multiplied for each that exists
+};
+
+std::vector<std::array<int, 4>> splits_of(int vector) {
+  std::vector<std::array<int, 4>> splits;
+  for (int n = 1; n <= vector; n *= 2) {
+    for (int d = 1; n * d <= vector; d *= 2) {
+      for (int h = 1; n * d * h <= vector; h *= 2) splits.push_back({n, d, h, vector / (n * d * h)});
+    }
+  }
+  return splits;
+}
+
+// Boxes of pixels for a stage, those that waste least first, a few of each size.
+std::vector<PixelTile> pixel_tiles(const Problem& problem, const Reduction& reduction, const ReduceShape& base) {
+  const std::array<std::int64_t, 4> size = {problem.batch, reduction.axes[0].row_size, reduction.axes[1].row_size,
+                                            reduction.axes[2].row_size};
+  std::vector<PixelTile> tiles;
+  for (const auto& split : splits_of(base.vector())) {
+    std::array<std::vector<int>, 4> lengths;
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t units = ceil_div(size[i], split[i]);
+      for (const int length : {1, 2, 4, 8, 16, 32}) {
+        if (length < 2 * units) lengths[i].push_back(length);
+      }
+      for (std::int64_t pieces = 1; pieces <= 4; ++pieces) {
+        if (ceil_div(units, pieces) <= kMostUnits) lengths[i].push_back(static_cast<int>(ceil_div(units, pieces)));
+      }
+      if (i == 3) {
+        for (int& length : lengths[i]) length = round_up(length, 2);
+      }
+      keep_unique(lengths[i]);
+    }
+    for (const int w : lengths[3]) {
+      for (const int h : lengths[2]) {
+        if (w * h > kMostUnits) break;
+        for (const int d : lengths[1]) {
+          if (w * h * d > kMostUnits) break;
+          for (const int n : lengths[0]) {
+            if (w * h * d * n > kMostUnits) break;
+            const PixelTile tile = {split, {n, d, h, w}, 1};
+            double waste = 1;
+            for (int i = 0; i < 4; ++i) {
+              const std::int64_t length = static_cast<std::int64_t>(split[i]) * tile.tile[i];
+              waste *= static_cast<double>(ceil_div(size[i], length) * length) / static_cast<double>(size[i]);
+            }
+            tiles.push_back({tile.split, tile.tile, waste});
+          }
+        }
+      }
+    }
+  }
+  return tiles;
+}
+
+// Of all boxes the few that promise most for the taps of a block: little waste, little halo, long rows of memory.
+std::vector<PixelTile> best_tiles(const std::vector<PixelTile>& all, ReduceShape shape) {
+  struct Scored {
+    const PixelTile* tile;
+    double score;
+  };
+  std::array<std::vector<Scored>, 5> classes;  // by units
+  for (const PixelTile& tile : all) {
+    std::copy(tile.split.begin(), tile.split.end(), std::begin(shape.split));
+    std::copy(tile.tile.begin(), tile.tile.end(), std::begin(shape.tile));
+    const int units = shape.row_units();
+    const std::size_t at = units <= 4 ? 0 : units <= 8 ? 1 : units <= 16 ? 2 : units <= 32 ? 3 : 4;
+    const double halo = static_cast<double>(shape.column_units()) / units;
+    const bool rows = !shape.rows_channels_last || !shape.columns_channels_last;
+    const double run = static_cast<double>(tile.tile[3]) * tile.split[3] * shape.element_bytes;
+    const double score = tile.waste * (1 + 0.25 * halo) * (rows ? 1 + 12 / (run + 16) : 1) * (1 + 1.0 / units);
+    classes[at].push_back({&tile, score});
+  }
+  std::vector<PixelTile> best;
+  for (auto& scored : classes) {
+    const std::size_t count = std::min<std::size_t>(scored.size(), 2);
+    std::partial_sort(scored.begin(), scored.begin() + static_cast<std::ptrdiff_t>(count), scored.end(),
+                      [](const Scored& a, const Scored& b) { return a.score < b.score; });
+    for (std::size_t i = 0; i < count; ++i) best.push_back(*scored[i].tile);
+  }
+  return best;
+}
+
+struct TeamChoice {
+  int row_tiles;
+  int row_teams;
+  int column_teams;
+  int run_teams;
+};
+
+std::vector<TeamChoice> team_choices(const ReduceShape& shape) {
+  std::vector<TeamChoice> choices;
+  const int needed = static_cast<int>(ceil_div(shape.rows, shape.tile_rows()));  // row tiles of the problem
+  const int most_teams = shape.warpgroup ? 4 : 8;
+  for (const int row_tiles : shape.warpgroup ? std::vector<int>{1, 2} : std::vector<int>{1, 2, 4}) {
+    for (const int row_teams : {1, 2, 4}) {
+      if (row_tiles > needed || (row_teams > 1 && row_tiles * (row_teams - 1) >= needed)) continue;
+      for (const int column_teams : {1, 2, 4}) {
+        for (const int run_teams : {1, 2, 3, 4, 5, 8}) {
+          const int teams = row_teams * column_teams * run_teams;
+          if (teams <= most_teams) {
+            choices.push_back({row_tiles, row_teams, column_teams, run_teams});
+          }
+        }
+      }
+    }
+  }
+  return choices;
+}
+
+std::vector<int> column_choices(const ReduceShape& base) {
+  std::vector<int> choices;
+  for (const int channels : {8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 256}) {
+    if (channels < base.columns) choices.push_back(channels);
+  }
+  for (const int pieces : {1, 2, 3, 4}) {
+    const std::int64_t channels = ceil_div(base.columns, pieces);
+    if (channels <= 256 && (pieces == 1 || channels >= 8)) {
+      choices.push_back(pieces == 1 ? base.columns : round_up(static_cast<int>(channels), 8));
+    }
+  }
+  keep_unique(choices);
+  return choices;
+}
+
+// Inside a stage, offsets from its first element are 32-bit.
+bool offsets_fit(const ReduceShape& shape, const Reduction& reduction) {
+  const auto reach = [&](const Strides& strides, int channels, const std::array<int, 3>& extent) {
+    double elements =
+        static_cast<double>(strides[0]) * (shape.tile[0] - 1) + static_cast<double>(strides[1]) * channels;
+    for (int a = 0; a < kSpatialAxes; ++a) elements += static_cast<double>(strides[2 + a]) * extent[a];
+    return elements * shape.element_bytes;
+  };
+  std::array<int, 3> columns{};
+  for (int a = 0; a < kSpatialAxes; ++a) columns[a] = shape.reach(a, shape.extent(a) - 1);
+  return reach(reduction.row_strides, shape.loaded_rows(), {shape.tile[1], shape.tile[2], shape.tile[3]}) <
+             static_cast<double>(kIntMax) &&
+         reach(reduction.column_strides, shape.loaded_columns(), columns) < static_cast<double>(kIntMax);
+}
+
+// The vectors that a tile of pixels allows.
+void set_vectors(ReduceShape& shape, const Reduction& reduction, const ReduceOptions& options) {
+  const int most = options.aligned ? 4 : 1;
+  shape.row_vector = shape.column_vector = 1;
+  if (most == 1) return;
+  if (shape.rows_channels_last) {
+    if (shape.element_bytes == 2) {
+      shape.row_vector = longest_vector(reduction.row_strides, reduction.row_offset, true, shape.rows, 0, 2);
+    }
+  } else {
+    shape.row_vector =
+        longest_vector(reduction.row_strides, reduction.row_offset, false, 0, reduction.axes[2].row_size, most);
+    while (shape.tile[3] % shape.row_vector != 0) shape.row_vector /= 2;
+  }
+  if (shape.columns_channels_last) {
+    if (shape.element_bytes == 2) {
+      shape.column_vector =
+          longest_vector(reduction.column_strides, reduction.column_offset, true, shape.columns, 0, 2);
+    }
+  } else if (!shape.apart[2]) {
+    shape.column_vector = longest_vector(reduction.column_strides, reduction.column_offset, false, 0,
+                                         reduction.axes[2].column_size, most);
+    while (shape.tile[3] * shape.step[2] % shape.column_vector != 0) shape.column_vector /= 2;
+  }
+}
+
+// Fits lanes, batches and residency around rows, columns and pixels; false when it cannot be built.
+bool complete(ReduceShape& shape, const DeviceProperties& device) {
+  shape.row_lanes = lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
+  shape.column_lanes = lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_vector,
+                                shape.column_units(), shape.loaded_columns());
+  shape.stages = 2;
+  shape.partial = true;
+  // Warps that do nothing else load a whole stage at once.
+  constexpr int kMostWords = 96;
+  shape.most_cells = shape.element_bytes == 2 && shape.row_vector + shape.column_vector < 4 ? 4 : 8;
+  if (shape.loader_warps > 0) shape.most_cells = 1024;
+  if (shape.loader_warps > 0 ? shape.batch_words() > kMostWords : shape.batches() > 8) return false;
+  // What a descriptor can say.
+  if (shape.warpgroup && shape.place_step(2) * shape.team_columns >= 1 << 14) return false;
+  const auto shared = static_cast<std::size_t>(shape.shared_bytes());
+  if (shared > device.shared_bytes_per_block) return false;
+  const int by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor / (shared + 1024));
+  const int most_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
+  const int registers = reduce_registers(shape);
+  if (shape.loader_warps == 0) {
+    // Four schedulers share the registers, and the warps of a block go around among them.
+    const int threads = round_up(shape.threads(), 128);
+    if (registers > 250 || threads * registers > 65536) return false;
+    const int by_registers = 65536 / (threads * round_up(registers, 8));
+    shape.blocks_per_multiprocessor =
+        std::clamp(std::min({by_registers, by_shared, most_threads / shape.threads()}), 1, 8);
+    return true;
+  }
+  // All threads start with the same registers; where teams need more, those that load give up what they don't need.
+  const int team_threads = 32 * shape.team_warps();
+  const int loader_threads = 32 * shape.loader_warps;
+  shape.loader_registers = round_up(shape.batch_words() + shape.row_batch() + shape.column_batch() + 68, 8);
+  for (int blocks = std::min({by_shared, most_threads / shape.threads(), 4}); blocks >= 1; --blocks) {
+    const int start = std::min(65536 / blocks / shape.threads() / 8 * 8, 248);
+    // One instruction must fit what all threads start with.
+    if (start < shape.loader_registers || start < 4 * shape.column_tiles() + 32) continue;
+    shape.blocks_per_multiprocessor = blocks;
+    shape.team_registers = 0;
+    if (registers <= start) return true;
+    const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
+    if (most < registers) continue;
+    shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});
+    return true;
+  }
+  return false;
+}
+
+// The parts into which the pixels may be cut: none, or as many as fill the chip once or some times.
+void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shape, const Problem& problem,
+               const Reduction& reduction, const DeviceProperties& device) {
+  ReduceParams params = reduce_params(problem, reduction, shape, 1);
+  double tiles = static_cast<double>(problem.groups) * params.row_blocks * params.column_blocks;
+  for (const int blocks : params.tap_blocks) tiles *= blocks;
+  double stages = 1;
+  for (const int count : params.tiles) stages *= count;
+  if (tiles > static_cast<double>(kIntMax / 1024) || stages > static_cast<double>(kIntMax / 2)) return;
+  const double slots = static_cast<double>(device.multiprocessors) * shape.blocks_per_multiprocessor;
+  std::vector<int> choices = {1};
+  for (const double waves : {0.5, 1.0, 2.0, 3.0}) {
+    const double parts = std::min(std::floor(slots * waves / tiles), stages);
+    if (parts >= 2 && parts <= 4096) choices.push_back(static_cast<int>(parts));
+  }
+  keep_unique(choices);
+  for (const int parts : choices) {
+    ReduceCandidate candidate{shape, reduction.swapped, parts, 0};
+    candidate.shape.partial = parts > 1;
+    if (static_cast<std::size_t>(candidate.shape.shared_bytes()) * shape.blocks_per_multiprocessor +
+            1024 * shape.blocks_per_multiprocessor >
+        device.shared_bytes_per_multiprocessor) {
+      continue;
+    }
+    params.parts = parts;
+    if (parts > 1 && reduce_part_bytes(shape, params) * static_cast<std::size_t>(parts) > kMostWorkspace) continue;
+    candidate.expected_seconds = reduce_seconds(candidate.shape, params, problem, reduction, device);
+    candidates.push_back(candidate);
+  }
+}
+
+void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& problem, const Reduction& reduction,
+                    const DeviceProperties& device, const ReduceOptions& options) {
+  const ReduceShape base = base_shape(problem, reduction, device);
+  const std::vector<PixelTile> tiles = pixel_tiles(problem, reduction, base);
+  for (const TapChoice& taps : tap_choices(base)) {
+    ReduceShape shape = base;
+    if (!set_taps(shape, taps)) continue;
+    const std::vector<PixelTile> boxes = best_tiles(tiles, shape);
+    for (const int columns : column_choices(base)) {
+      shape.team_columns = columns;
+      if (shape.run_columns() > 256 || columns > 256) continue;
+      if (shape.run_columns() < 64 && columns < base.columns && shape.run < base.kernel[2])
+        continue;  // needlessly small
+      for (const TeamChoice& teams : team_choices(base)) {
+        if (teams.run_teams > shape.runs()) continue;
+        if (teams.column_teams > 1 && columns * (teams.column_teams - 1) >= base.columns) continue;
+        shape.row_tiles = teams.row_tiles;
+        shape.row_teams = teams.row_teams;
+        shape.column_teams = teams.column_teams;
+        shape.run_teams = teams.run_teams;
+        shape.team_runs = static_cast<int>(ceil_div(shape.runs(), teams.run_teams));
+        if (shape.team_runs * (teams.run_teams - 1) >= shape.runs()) continue;
+        const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
+        if (sums > (shape.warpgroup ? 160 : shape.math == TileMath::fp32x3 ? 96 : 128)) continue;
+        for (const PixelTile& box : boxes) {
+          std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
+          std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
+          set_vectors(shape, reduction, options);
+          for (const int loaders : {0, 4, 8}) {
+            shape.loader_warps = loaders;
+            if (loaders > 0 && (!shape.warpgroup || !options.aligned)) continue;
+            if (offsets_fit(shape, reduction) && complete(shape, device)) {
+              add_parts(candidates, shape, problem, reduction, device);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string why_no_reduce(const Problem& problem, const DeviceProperties& device) {
+  if (problem.direction != Direction::grad_weight) return "computes grad_weight only";
+  if (problem.dtype == DType::f64) return "tensor cores as used here have no float64";
+  if (device.arch < 80) return "needs sm_80 or later";
+  if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
+    return "nothing to add up";
+  }
+  if (problem.in_channels_per_group() == 1 && problem.out_channels_per_group() == 1) {
+    return "one channel in a group fills no matrix";
+  }
+  if (problem.in_channels > kIntMax / 2 || problem.out_channels > kIntMax / 2 || problem.batch > kIntMax / 2 ||
+      element_count(problem.weight_sizes()) > kIntMax / 2) {
+    return "channel counts beyond 32 bits";
+  }
+  for (const Strides* strides : {&problem.input_strides, &problem.output_strides}) {
+    for (const std::int64_t stride : *strides) {
+      if (stride < 0) return "negative strides in memory";
+    }
+  }
+  for (const Axis& axis : problem.axes) {
+    if (axis.input > kIntMax / 4 || axis.output() > kIntMax / 4 || axis.kernel > 65536 || axis.stride > 16384 ||
+        axis.dilation > 16384 || axis.pad_begin > kIntMax / 4) {
+      return "sizes along an axis beyond what a tile can hold";
+    }
+  }
+  return {};
+}
+
+std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const DeviceProperties& device,
+                                               const ReduceOptions& options) {
+  std::vector<ReduceCandidate> candidates;
+  for (const bool swapped : {false, true}) {
+    const auto reduction = reduction_of(problem, swapped);
+    if (reduction) add_candidates(candidates, problem, *reduction, device, options);
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const ReduceCandidate& a, const ReduceCandidate& b) {
+    return a.expected_seconds < b.expected_seconds;
+  });
+  return candidates;
+}
+
+}  // namespace tconv::cuda

@@ -1,0 +1,60 @@
+// grad_weight of depthwise layers: the kernels compiled by the host compiler and run on the CPU against the reference.
+#include "cuda/depthwise_weight.h"
+
+#include <gtest/gtest.h>
+
+#include "cases.h"
+#include "emulated_case.h"
+#include "kernel_emulator.h"
+
+namespace tconv::cuda {
+namespace {
+
+using test::axis;
+using test::make;
+using test::Random;
+
+Problem gradient(Problem problem, DType dtype = DType::f32) {
+  problem.direction = Direction::grad_weight;
+  problem.bias = false;
+  problem.dtype = dtype;
+  set_contiguous(problem);
+  return problem;
+}
+
+struct EmulatedDepthwiseWeight : testing::Test {
+  test::KernelEmulator emulator;
+  Random random{13};
+
+  void check(const Problem& problem) {
+    SCOPED_TRACE(to_string(problem));
+    const test::EmulatedCase data(problem, random);
+    EXPECT_EQ(data.fails(propose_depthwise_weight(problem, test::gpu(90))), "");
+  }
+};
+
+TEST_F(EmulatedDepthwiseWeight, Layers) {
+  check(gradient(make(2, 6, 6, 6, {axis(70, 12, 2, 0)})));
+  check(gradient(make(3, 5, 5, 5, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)})));
+  check(gradient(make(2, 3, 3, 3, {axis(5, 3, 1, 1), axis(6, 3, 3, 2, 1), axis(7, 4, 2, 0, 0, 3)}), DType::bf16));
+}
+
+TEST_F(EmulatedDepthwiseWeight, PartsAndChannelsLast) {
+  Problem problem = gradient(make(2, 3, 3, 3, {axis(64, 4, 2, 1), axis(48, 4, 2, 1)}));
+  EXPECT_GT(propose_depthwise_weight(problem, test::gpu(90)).workspace_bytes, 0U);
+  check(problem);
+  problem = gradient(make(2, 40, 40, 40, {axis(9, 4, 2, 1), axis(11, 3, 2, 1)}));
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  check(problem);
+}
+
+TEST_F(EmulatedDepthwiseWeight, Declines) {
+  const auto reason = [](const Problem& problem) { return propose_depthwise_weight(problem, test::gpu(90)).declined; };
+  EXPECT_NE(reason(gradient(make(1, 4, 8, 4, {axis(9, 3, 1, 1)}))).find("one channel"), std::string::npos);
+  EXPECT_NE(reason(gradient(make(1, 4, 4, 4, {axis(9, 3, 1, 1)}), DType::f64)).find("float32"), std::string::npos);
+  EXPECT_NE(reason(gradient(make(1, 4, 4, 4, {axis(90, 65, 1, 1)}))).find("more taps"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tconv::cuda
