@@ -3,6 +3,7 @@
 // a matrix product whose second operand is read in place. Each element is one chain of multiply-adds in an order that
 // depends on the layer alone (source channel, then tap), so neither threads nor blocking nor batch change a result.
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 #include "core/parallel.h"
@@ -14,14 +15,22 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{1} << 19;     // elements of the tile of results
-constexpr std::int64_t kMostSource = std::int64_t{1} << 17;   // elements of the packed source
-constexpr std::int64_t kMostWeights = std::int64_t{1} << 17;  // elements of the packed weights
-constexpr std::int64_t kDepth = 512;                          // multiply-adds between two visits to the results
-constexpr std::int64_t kMostChannels = 128;                   // source channels of one visit
-constexpr std::size_t kManyPhases = 32;
-constexpr std::int64_t kWeightLines = 1024;
+// Elements that a task may hold, so that all of it stays in a cache of about a megabyte.
+constexpr std::int64_t kMostSums = std::int64_t{3} << 15;    // the tile of results
+constexpr std::int64_t kMostSource = std::int64_t{1} << 16;  // the packed source
+constexpr std::int64_t kMostWeights = std::int64_t{1} << 16;  // the packed weights, where each task packs its own
+constexpr std::int64_t kMostLanes = 16;
+constexpr std::int64_t kDepth = 192;        // multiply-adds between two visits to the results: 32 columns stay in the L1 cache
+constexpr std::int64_t kFewestCells = 64;   // fewer leave too little to do for what is packed
 constexpr std::int64_t kTasksWanted = 16;  // enough to keep the threads of a small machine busy
+constexpr std::int64_t kSharedWeights = std::int64_t{16} << 20;  // bytes of packed weights that any call may hold
+constexpr std::int64_t kPanel = 14;        // target channels are cut at multiples of this
+
+// The size of the parts that `count` is cut into, all about the same and none larger than `most`.
+std::int64_t even_parts(std::int64_t count, std::int64_t most) {
+  const std::int64_t all = std::max<std::int64_t>(count, 1);
+  return ceil_div(all, ceil_div(all, std::max<std::int64_t>(most, 1)));
+}
 
 // The problem with the names that forward and grad_input share.
 struct Roles {
@@ -52,50 +61,74 @@ AxisMaps maps_of(const Problem& problem) {
   return maps;
 }
 
+// Whether the call may hold a packed copy of all weights.
+bool weights_are_shared(const Problem& problem) {
+  const std::int64_t element = problem.dtype == DType::f64 ? 8 : 4;
+  const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+  const std::int64_t room = std::max(kSharedWeights, tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / 16);
+  return element_count(problem.weight_sizes()) * element <= room;
+}
+
 struct Blocking {
   std::int64_t cells = 0;  // of a tile
   std::int64_t target_channels = 0;
   std::int64_t target_blocks = 0;  // of a group
 };
 
+// Columns that a register tile pays for: a lonely last vector costs nearly as much as two.
+double column_cost(std::int64_t columns) {
+  const std::int64_t vectors = ceil_div(columns, kMostLanes);
+  return static_cast<double>(vectors / 2 * 2 * kMostLanes) + (vectors % 2 == 0 ? 0 : 1.6 * kMostLanes);
+}
+
+// How many tiles and blocks of target channels. Counts cycles for one source channel, roughly.
 Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles) {
   std::int64_t phases = 1;
   std::int64_t sources = 1;
-  std::int64_t cells = problem.batch;
+  std::int64_t taps = 1;
+  std::int64_t cells = std::max<std::int64_t>(problem.batch, 1);
   for (const AxisMap& map : maps) {
     phases *= std::max<std::int64_t>(static_cast<std::int64_t>(map.targets.size()), 1);
     sources *= std::max<std::int64_t>(static_cast<std::int64_t>(map.sources.size()), 1);
     cells *= std::max<std::int64_t>(map.cells, 1);
   }
-  const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
-  Blocking blocking;
-  blocking.cells = std::min({kMostSums / (phases * std::min<std::int64_t>(channels, 64)), kMostSource / (8 * sources),
-                             std::int64_t{channels >= 16 ? 1024 : 4096}});
-  const std::int64_t fewest = std::clamp<std::int64_t>(kMostSums / (phases * kRows), 1, 64);
-  blocking.cells = std::max(blocking.cells, fewest);
-  cells = std::max<std::int64_t>(cells, 1);
-  const std::int64_t room = kMostSums / (phases * std::min(blocking.cells, cells)) * 4 / 5;
-  blocking.target_channels = std::clamp<std::int64_t>(room / kRows * kRows, kRows, round_up(channels, kRows));
-  // Few tasks: more blocks of target channels pack the source again, more tiles pack the weights again.
-  std::int64_t taps = 1;
   for (const Axis& axis : problem.axes) taps *= axis.kernel;
-  const bool source_is_cheap = 4 * sources * cells < taps * channels;
-  const auto tasks = [&] {
-    return problem.groups * ceil_div(channels, blocking.target_channels) * ceil_div(cells, blocking.cells);
+  const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
+  const bool shared = weights_are_shared(problem);
+  const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
+    blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
+    blocking.target_channels = round_up(ceil_div(channels, blocking.target_blocks), channels > kPanel ? 2 : 1);
+    blocking.target_blocks = ceil_div(channels, blocking.target_channels);
+    return blocking;
   };
-  const auto split_targets = [&] {
-    while (tasks() < kTasksWanted && blocking.target_channels > 8 * kRows) {
-      blocking.target_channels = round_up(blocking.target_channels / 2, kRows);
+  Blocking best;
+  double least = 0;
+  for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
+    Blocking blocking;
+    blocking.cells = ceil_div(cells, parts);
+    const TileShape shape(maps, problem.batch, blocking.cells);
+    const std::int64_t line = shape.images * shape.image_step;
+    const bool last = blocking.cells <= kFewestCells;
+    if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
+    const auto tasks = [&] { return problem.groups * blocking.target_blocks * shape.tiles; };
+    const std::int64_t room = kMostSums / (phases * shape.longest());
+    blocking = with_targets(blocking, room >= kPanel ? room / kPanel * kPanel : room);
+    while (tasks() < kTasksWanted && blocking.target_channels >= 4 * kPanel) {
+      blocking = with_targets(blocking, ceil_div(blocking.target_channels, 2));
     }
-  };
-  if (source_is_cheap) split_targets();
-  blocking.cells = std::min(blocking.cells, cells);
-  while (tasks() < kTasksWanted && blocking.cells > 256) blocking.cells = ceil_div(blocking.cells, 2);
-  split_targets();
-  blocking.target_blocks = ceil_div(channels, blocking.target_channels);
-  blocking.target_channels = round_up(ceil_div(channels, blocking.target_blocks), kRows);
-  blocking.target_blocks = ceil_div(channels, blocking.target_channels);
-  return blocking;
+    const auto tiles = static_cast<double>(shape.tiles);
+    const auto weights = static_cast<double>(taps * channels);
+    const double multiply = weights * tiles * column_cost(shape.longest()) / 32;
+    const double pack_weights = weights * (shared ? 1 : tiles);
+    const double pack_source = 0.7 * static_cast<double>(line * sources * blocking.target_blocks) * tiles;
+    const double idle = tasks() < kTasksWanted / 2 ? 1.5 : 1;
+    const double cost = (multiply + pack_weights + pack_source) * idle;
+    if (best.cells == 0 || cost < least) {
+      least = cost;
+      best = blocking;
+    }
+    if (last) return best;
+  }
 }
 
 template <typename T>
@@ -111,7 +144,10 @@ class Correlate final : public Kernel {
  public:
   Correlate(const Problem& problem, const Blocking& blocking, Tiling tiling)
       : problem_(problem), roles_(problem), blocking_(blocking), tiling_(std::move(tiling)) {
+    std::int64_t taps_so_far = 0;
     for (const PhaseTile& phase : tiling_.phases()) {
+      taps_before_.push_back(taps_so_far);
+      taps_so_far += static_cast<std::int64_t>(phase.taps.size());
       std::vector<std::int64_t>& steps = weight_taps_.emplace_back();
       for (const Tap& tap : phase.taps) {
         std::int64_t step = 0;
@@ -130,15 +166,33 @@ class Correlate final : public Kernel {
     empty_ = all == 0 || problem.batch == 0 || roles_.target_channels == 0;
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
     const std::int64_t taps = std::max<std::int64_t>(tiling_.most_taps(), 1);
+    // Taps side by side read the same cells, so that more of them fit.
+    const std::int64_t depth = taps >= 4 ? 3 * kDepth / 2 : kDepth;
     chunk_ = std::min({kMostSource / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
-                       kMostWeights / (taps * blocking.target_channels), std::max<std::int64_t>(kDepth / taps, 8),
-                       kMostChannels, roles_.source_channels});
-    // With a long kernel each phase takes one element of every cache line of the weights that it touches, and the next
-    // phase the one beside it: few enough lines to be still there.
-    if (tiling_.phases().size() > kManyPhases)
-      chunk_ = std::min(chunk_, kWeightLines / (taps * blocking.target_channels));
-    chunk_ = std::max<std::int64_t>(chunk_, 1);
+                       std::max<std::int64_t>(depth / taps, 4), roles_.source_channels});
+    chunk_ = even_parts(roles_.source_channels, chunk_);
+    const std::int64_t length = tiling_.longest();
+    const std::int64_t targets = std::min(blocking.target_channels, std::max<std::int64_t>(roles_.target_channels, 1));
+    channels_inside_ = roles_.source_strides[1] == 1 && roles_.target_strides[1] == 1 &&
+                       std::min(roles_.source_channels, targets) >= kMostLanes / 2;
+    const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
+    cells_are_columns_ = !channels_inside_ && waste(length) <= 1.5 * waste(targets);
+    // Like the lines, an odd number of cache lines.
+    cell_step_ = round_up(chunk_, kMostLanes);
+    cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
+    // Weights that several tiles use are packed once for all of them.
+    const std::int64_t weights = problem.groups * blocking.target_blocks * packed_targets(blocking.target_channels) *
+                                 roles_.source_channels * tiling_.all_taps();
+    shares_weights_ = tiling_.tiles() > 1 && weights_are_shared(problem) && !empty_;
+    if (shares_weights_) {
+      workspace_bytes_ = weights * sizeof(T);
+    } else {
+      chunk_ = std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_targets(targets), 1));
+      chunk_ = even_parts(roles_.source_channels, chunk_);
+    }
   }
+
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     if (empty_) return;
@@ -149,10 +203,10 @@ class Correlate final : public Kernel {
                           static_cast<E*>(forward ? buffers.output : buffers.input)};
     if (fills_first_) fill_with_bias(tensors, execution);
     if (tiling_.all_taps() == 0 || roles_.source_channels == 0) return;
-    const std::int64_t tasks = problem_.groups * blocking_.target_blocks * tiling_.tiles();
-    parallel_for(execution, tasks, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t task = begin; task < end; ++task) run_task(tensors, task);
-    });
+    T* const shared = shares_weights_ ? static_cast<T*>(buffers.workspace) : nullptr;
+    if (shared != nullptr) pack_all_weights(tensors, shared, execution);
+    for_each_task(execution, problem_.groups * blocking_.target_blocks * tiling_.tiles(),
+                  [&](std::int64_t task) { run_task(tensors, shared, task); });
   }
 
   std::string describe() const override {
@@ -208,112 +262,186 @@ class Correlate final : public Kernel {
     std::int64_t cell_step() const { return cells_are_columns ? 1 : row_size; }
   };
 
-  void run_task(const Tensors& tensors, std::int64_t task) const {
-    thread_local Memory<T> memory;
-    const std::int64_t block = task % blocking_.target_blocks;
-    const Tile tile = tiling_.tile(task / blocking_.target_blocks % tiling_.tiles());
-    const std::int64_t group = task / (blocking_.target_blocks * tiling_.tiles());
-    const std::int64_t first_target = block * blocking_.target_channels;
-    const std::int64_t targets = std::min(blocking_.target_channels, roles_.target_channels - first_target);
+  // A block of target channels of one group.
+  struct Block {
+    std::int64_t group = 0;
+    std::int64_t first = 0;
+    std::int64_t targets = 0;
+  };
+
+  Block block_at(std::int64_t index) const {
+    Block block;
+    block.group = index / blocking_.target_blocks;
+    block.first = index % blocking_.target_blocks * blocking_.target_channels;
+    block.targets = std::min(blocking_.target_channels, roles_.target_channels - block.first);
+    return block;
+  }
+
+  // Packed weights of a block of targets and a chunk of source channels, without gaps:
+  //   cells are columns: [phase][panel of targets][channel][tap][target of the panel]
+  //   targets are columns: [phase][panel][channel][tap][target], the last panel filled with zeros to whole vectors
+  std::int64_t packed_targets(std::int64_t targets) const {
+    return cells_are_columns_ ? targets : round_up(targets, kMostLanes);
+  }
+
+  // Where the weights shared by all tiles begin: [group][block][chunk]
+  std::int64_t shared_place(const Block& block, std::int64_t first_channel) const {
+    const std::int64_t index = block.group * blocking_.target_blocks + block.first / blocking_.target_channels;
+    const std::int64_t before = index * packed_targets(blocking_.target_channels);
+    return (before * roles_.source_channels + packed_targets(block.targets) * first_channel) * tiling_.all_taps();
+  }
+
+  // Targets of the panels of a block, and of one that begins at `row`.
+  std::int64_t panel_of(const MathOps<T>& math, std::int64_t targets) const {
+    return cells_are_columns_ ? math.rows_for(targets) : 2 * math.lanes;
+  }
+  std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t targets, std::int64_t row) const {
+    return std::min(panel, cells_are_columns_ ? targets - row : round_up(targets - row, math.lanes));
+  }
+
+  void pack_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel, std::int64_t channels,
+                    T* packed) const {
     const MathOps<T>& math = math_ops<T>();
-    const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
+    const std::int64_t panel = panel_of(math, block.targets);
+    const std::int64_t panels = ceil_div(block.targets, panel);
+    std::vector<PackTap> taps(panels * tiling_.all_taps());
+    std::size_t index = 0;
+    for (std::int64_t row = 0; row < block.targets; row += panel) {
+      const std::int64_t width = width_of(math, panel, block.targets, row);
+      for (std::size_t phase = 0; phase < weight_taps_.size(); ++phase) {
+        const auto count = static_cast<std::int64_t>(weight_taps_[phase].size());
+        const std::int64_t begin = phase_place(block, channels, phase) + row * channels * count;
+        for (std::int64_t t = 0; t < count; ++t) {
+          taps[index++] = {weight_taps_[phase][t], begin + t * width, count * width};
+        }
+      }
+    }
+    PackWeights<E, T> job;
+    job.channel_step = roles_.weight_source_step;
+    job.tap_count = tiling_.all_taps();
+    job.target_step = roles_.weight_target_step;
+    job.packed = packed;
+    const E* const source = tensors.weight +
+                            block.group * problem_.in_channels_per_group() * problem_.weight_strides[0] +
+                            first_channel * roles_.weight_source_step + block.first * roles_.weight_target_step;
+    // A few channels at a time where their targets lie together, so that memory is read in order.
+    const bool in_order = std::abs(job.channel_step) > std::abs(job.target_step);
+    const std::int64_t step = in_order ? std::int64_t{4} : channels;
+    for (job.first_channel = 0; job.first_channel < channels; job.first_channel += step) {
+      job.channels = std::min(step, channels - job.first_channel);
+      for (std::int64_t p = 0; p < panels; ++p) {
+        const std::int64_t row = p * panel;
+        job.width = width_of(math, panel, block.targets, row);
+        job.valid = std::min(job.width, block.targets - row);
+        job.taps = taps.data() + p * tiling_.all_taps();
+        job.source = source + row * roles_.weight_target_step;
+        element_ops<E, T>().pack_weights(job);
+      }
+    }
+  }
+
+  // Where the weights of a phase begin in those of a block and chunk.
+  std::int64_t phase_place(const Block& block, std::int64_t channels, std::size_t phase) const {
+    return packed_targets(block.targets) * channels * taps_before_[phase];
+  }
+
+  void pack_all_weights(const Tensors& tensors, T* shared, const Execution& execution) const {
+    const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
+    for_each_task(execution, problem_.groups * blocking_.target_blocks * chunks, [&](std::int64_t task) {
+      const Block block = block_at(task / chunks);
+      const std::int64_t c = task % chunks * chunk_;
+      pack_weights(tensors, block, c, std::min(chunk_, roles_.source_channels - c), shared + shared_place(block, c));
+    });
+  }
+
+  void run_task(const Tensors& tensors, const T* shared, std::int64_t task) const {
+    thread_local Memory<T> memory;
+    const Tile tile = tiling_.tile(task / blocking_.target_blocks % tiling_.tiles());
+    const Block block = block_at(task / (blocking_.target_blocks * tiling_.tiles()) * blocking_.target_blocks +
+                                 task % blocking_.target_blocks);
+    const MathOps<T>& math = math_ops<T>();
+    const auto phases = tiling_.phases().size();
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
 
     Results results;
-    const std::int64_t whole_cells = round_up(tile.length, math.lanes);
-    const std::int64_t whole_targets = round_up(targets, math.lanes);
-    results.cells_are_columns = whole_cells * targets <= tile.length * whole_targets * 9 / 8;
-    results.row_size = results.cells_are_columns ? whole_cells : whole_targets;
-    results.phase_size = results.cells_are_columns ? targets * whole_cells : tile.length * whole_targets;
-    results.sums = memory.sums.get(phases * results.phase_size);
+    results.cells_are_columns = cells_are_columns_;
+    results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, math.lanes);
+    results.phase_size = results.row_size * (cells_are_columns_ ? block.targets : tile.length);
+    results.sums = memory.sums.get(static_cast<std::int64_t>(phases) * results.phase_size + kMostLanes);
 
-    T* const source = memory.source.get(chunk_ * sources * tiling_.plane_size());
-    T* const weights = memory.weights.get(chunk_ * tiling_.most_taps() * whole_targets);
+    // [channel][source lattice][line], or [source lattice][line][channel]
+    PackedSteps steps{sources * tiling_.plane_size(), 1};
+    if (channels_inside_) steps = {1, cell_step_};
+    T* const source = memory.source.get(std::max(chunk_, channels_inside_ ? cell_step_ : 0) * sources * tiling_.plane_size());
+    T* const own = shared != nullptr
+                       ? nullptr
+                       : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
     std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.most_taps());
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
-      const std::int64_t channel = group * roles_.source_channels + c;
+      const std::int64_t channel = block.group * roles_.source_channels + c;
       pack_source(tiling_, tile,
                   View<const E>{tensors.source + channel * roles_.source_strides[1], roles_.source_strides, channels},
-                  PackedSteps{sources * tiling_.plane_size(), 1}, source);
-      const E* const weight = tensors.weight + c * roles_.weight_source_step +
-                              first_target * roles_.weight_target_step +
-                              group * problem_.in_channels_per_group() * problem_.weight_strides[0];
-      for (std::int64_t phase = 0; phase < phases; ++phase) {
+                  steps, source);
+      if (own != nullptr) pack_weights(tensors, block, c, channels, own);
+      const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
+      for (std::size_t phase = 0; phase < phases; ++phase) {
         const std::vector<Tap>& taps = tiling_.phases()[phase].taps;
         const auto tap_count = static_cast<std::int64_t>(taps.size());
         for (std::int64_t i = 0; i < channels; ++i) {
           for (std::int64_t t = 0; t < tap_count; ++t) {
-            offsets[i * tap_count + t] = (i * sources + taps[t].source) * tiling_.plane_size() + taps[t].offset;
+            offsets[i * tap_count + t] =
+                i * steps.channel + (taps[t].source * tiling_.plane_size() + taps[t].offset) * steps.cell;
           }
         }
-        PackWeights<E, T> packing;
-        packing.source = weight;
-        packing.channel_step = roles_.weight_source_step;
-        packing.channels = channels;
-        packing.taps = weight_taps_[phase].data();
-        packing.tap_count = tap_count;
-        packing.target_step = roles_.weight_target_step;
         Multiply<T> job;
         job.offsets = offsets;
         job.depth = channels * tap_count;
-        job.c = results.sums + phase * results.phase_size;
+        job.c = results.sums + static_cast<std::int64_t>(phase) * results.phase_size;
         job.c_step = results.row_size;
         job.accumulate = c > 0;
-        if (results.cells_are_columns) {
-          multiply_along_cells(math, packing, weights, source + tiling_.lead(), targets, tile.length, job);
+        const T* const phase_weights = weights + phase_place(block, channels, phase);
+        const T* const first_cell = source + tiling_.lead() * steps.cell;
+        if (cells_are_columns_) {
+          multiply_along_cells(math, phase_weights, first_cell, block.targets, tile.length, job);
         } else {
-          multiply_along_targets(math, packing, weights, source + tiling_.lead(), targets, tile.length, job);
+          job.a_step = steps.cell;
+          multiply_along_targets(math, phase_weights, first_cell, block.targets, tile.length, job);
         }
       }
     }
-    store(tensors, tile, group * roles_.target_channels + first_target, targets, results);
+    store(tensors, tile, block.group * roles_.target_channels + block.first, block.targets, results);
   }
 
-  static void multiply_along_cells(const MathOps<T>& math, PackWeights<E, T> packing, T* weights, const T* source,
-                                   std::int64_t targets, std::int64_t cells, Multiply<T> job) {
-    // weights = [target / kRows][source channel][tap][kRows]
-    const E* const first = packing.source;
-    for (std::int64_t m = 0; m < targets; m += kRows) {
-      packing.source = first + m * packing.target_step;
-      packing.valid = packing.width = std::min(kRows, targets - m);
-      packing.packed = weights + m * job.depth;
-      element_ops<E, T>().pack_weights(packing);
-    }
+  void multiply_along_cells(const MathOps<T>& math, const T* weights, const T* source, std::int64_t targets,
+                            std::int64_t cells, Multiply<T> job) const {
+    const std::int64_t panel = panel_of(math, targets);
     T* const sums = job.c;
     for (std::int64_t n = 0; n < cells;) {
-      const std::int64_t vectors = math.vectors_for(cells - n);
+      const std::int64_t vectors = math.vectors_for(cells - n, panel);
       job.b = source + n;
-      for (std::int64_t m = 0; m < targets; m += kRows) {
+      for (std::int64_t m = 0; m < targets; m += panel) {
         job.a = weights + m * job.depth;
         job.c = sums + m * job.c_step + n;
-        math.multiply_b_in_place[std::min(kRows, targets - m) - 1][math.choice_of(vectors)](job);
+        math.multiply_b_in_place[std::min(panel, targets - m) - 1][vectors - 1](job);
       }
       n += vectors * math.lanes;
     }
   }
 
-  static void multiply_along_targets(const MathOps<T>& math, PackWeights<E, T> packing, T* weights, const T* source,
-                                     std::int64_t targets, std::int64_t cells, Multiply<T> job) {
-    // weights = [step of targets][source channel][tap][targets of the step]
-    const E* const first = packing.source;
+  void multiply_along_targets(const MathOps<T>& math, const T* weights, const T* source, std::int64_t targets,
+                              std::int64_t cells, Multiply<T> job) const {
+    const std::int64_t panel = panel_of(math, targets);
+    const std::int64_t rows = math.rows_for(cells);
     T* const sums = job.c;
-    for (std::int64_t n = 0; n < targets;) {
-      const std::int64_t vectors = math.vectors_for(targets - n);
-      packing.source = first + n * packing.target_step;
-      packing.width = vectors * math.lanes;
-      packing.valid = std::min(packing.width, targets - n);
-      packing.packed = weights;
-      element_ops<E, T>().pack_weights(packing);
-      job.b = weights;
-      job.b_step = packing.width;
-      job.a_step = 1;
-      for (std::int64_t m = 0; m < cells; m += kRows) {
-        job.a = source + m;
+    for (std::int64_t n = 0; n < targets; n += panel) {
+      job.b_step = width_of(math, panel, targets, n);
+      job.b = weights + n * job.depth;
+      for (std::int64_t m = 0; m < cells; m += rows) {
+        job.a = source + m * job.a_step;
         job.c = sums + m * job.c_step + n;
-        math.multiply_a_in_place[std::min(kRows, cells - m) - 1][math.choice_of(vectors)](job);
+        math.multiply_a_in_place[std::min(rows, cells - m) - 1][job.b_step / math.lanes - 1](job);
       }
-      n += vectors * math.lanes;
     }
   }
 
@@ -323,6 +451,10 @@ class Correlate final : public Kernel {
     const View<E> view{tensors.target + first_channel * strides[1], strides, channels};
     const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
     const std::int64_t in_row = tiling_.row_phases();
+    if (strides[1] == 1 && channels > 1) {
+      for (std::int64_t p = 0; p < phases; ++p) store_cells(tensors, tile, p, first_channel, view, results);
+      return;
+    }
     for (std::int64_t p = 0; p < phases; p += in_row) {
       std::int64_t together = 0;  // cells that every phase of the row has
       if (in_row > 1 && neighbours(p)) together = store_rows(tensors, tile, p, first_channel, view, results);
@@ -337,6 +469,24 @@ class Correlate final : public Kernel {
       if (tiling_.phases()[first + w].lattice[2].first != tiling_.phases()[first].lattice[2].first + w) return false;
     }
     return true;
+  }
+
+  // Stores one phase where channels lie side by side.
+  void store_cells(const Tensors& tensors, const Tile& tile, std::int64_t index, std::int64_t first_channel,
+                   const View<E>& view, const Results& results) const {
+    const Runs runs = target_runs(tiling_, tile, tiling_.phases()[index], view.strides);
+    StoreCells<E, T> job;
+    job.cell_step = runs.line_step() * results.cell_step();
+    job.channel_step = results.channel_step();
+    job.to_step = runs.tensor_step();
+    job.cells = runs.count();
+    job.channels = view.channels;
+    job.bias = tensors.bias == nullptr ? nullptr : tensors.bias + first_channel;
+    for (const Runs::Run& run : runs.all()) {
+      job.from = results.sums + index * results.phase_size + run.line * results.cell_step();
+      job.to = view.data + run.tensor;
+      element_ops<E, T>().store_cells(job);
+    }
   }
 
   // Stores the cells that all phases of the rows have, interleaved; returns how many of a row, 0 for nothing done.
@@ -389,8 +539,14 @@ class Correlate final : public Kernel {
   Tiling tiling_;
   std::int64_t chunk_ = 1;
   std::vector<std::vector<std::int64_t>> weight_taps_;  // of each phase: where its taps lie in the weight
+  std::vector<std::int64_t> taps_before_;               // of each phase: taps of the phases before it
   bool fills_first_ = false;
   bool empty_ = false;
+  bool channels_inside_ = false;   // the packed source has its channels innermost
+  bool cells_are_columns_ = true;  // of the register tiles; otherwise target channels are
+  std::int64_t cell_step_ = 1;
+  bool shares_weights_ = false;
+  std::size_t workspace_bytes_ = 0;
 };
 
 }  // namespace
@@ -404,8 +560,12 @@ Proposal propose_correlate(const Problem& problem) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
                              std::to_string(tiling.plane_size()));
   }
-  return with_types(problem.dtype, [&]<typename E, typename T>() -> std::shared_ptr<const Kernel> {
-    return std::make_shared<Correlate<E, T>>(problem, blocking, tiling);
+  return with_types(problem.dtype, [&]<typename E, typename T>() {
+    Proposal proposal;
+    const auto kernel = std::make_shared<Correlate<E, T>>(problem, blocking, tiling);
+    proposal.workspace_bytes = kernel->workspace_bytes();
+    proposal.kernel = kernel;
+    return proposal;
   });
 }
 

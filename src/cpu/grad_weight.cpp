@@ -23,6 +23,7 @@ constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;    // elements of a 
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
 constexpr std::int64_t kDepth = 128;                           // cells between two visits to the results
 constexpr std::int64_t kTasksWanted = 16;
+constexpr std::int64_t kRows = 14;       // output channels are cut at multiples of this
 constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot products
 
 struct Blocking {
@@ -225,6 +226,7 @@ class GradWeight final : public Kernel {
                 const T* grad, std::int64_t line_size, const T* input, std::int64_t* offsets, T* sums) const {
     std::iota(offsets, offsets + kDepth, 0);
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
+    const std::int64_t panel = math.rows_for(channels.outputs);
     Multiply<T> job;
     job.offsets = offsets;
     job.a_step = line_size;
@@ -235,13 +237,13 @@ class GradWeight final : public Kernel {
       job.depth = std::min(kDepth, length - k);
       for (std::int64_t t = 0; t < taps; ++t) {
         for (std::int64_t n = 0; n < channels.inputs;) {
-          const std::int64_t vectors = math.vectors_for(channels.inputs - n);
+          const std::int64_t vectors = math.vectors_for(channels.inputs - n, panel);
           job.b = input + (k + phase.taps[t].offset) * blocking_.inputs + n;
-          for (std::int64_t m = 0; m < channels.outputs; m += kRows) {
+          for (std::int64_t m = 0; m < channels.outputs; m += panel) {
             job.a = grad + m * line_size + k;
             job.c = sums + (m * taps + t) * blocking_.inputs + n;
-            const std::int64_t rows = std::min(kRows, channels.outputs - m);
-            math.multiply_a_in_place[rows - 1][math.choice_of(vectors)](job);
+            const std::int64_t rows = std::min(panel, channels.outputs - m);
+            math.multiply_a_in_place[rows - 1][vectors - 1](job);
           }
           n += vectors * math.lanes;
         }
@@ -331,8 +333,10 @@ Proposal propose_grad_weight(const Problem& problem) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
                              std::to_string(tiling.plane_size()));
   }
-  return with_types(problem.dtype, [&]<typename E, typename T>() -> std::shared_ptr<const Kernel> {
-    return std::make_shared<GradWeight<E, T>>(problem, blocking, tiling);
+  return with_types(problem.dtype, [&]<typename E, typename T>() {
+    Proposal proposal;
+    proposal.kernel = std::make_shared<GradWeight<E, T>>(problem, blocking, tiling);
+    return proposal;
   });
 }
 

@@ -119,6 +119,15 @@ struct PackedSteps {
 template <typename E, typename T>
 void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& steps, T* line) {
   const ElementOps<E, T>& ops = element_ops<E, T>();
+  if (steps.channel == 1 && view.strides[1] == 1) {
+    for (const Runs::Run& run : runs.all()) {
+      for (std::int64_t i = 0; i < runs.count(); ++i) {
+        ops.load(view.data + run.tensor + i * runs.tensor_step(), 1,
+                 line + (run.line + i * runs.line_step()) * steps.cell, 1, view.channels);
+      }
+    }
+    return;
+  }
   for_each_channel_and_run(view, runs, steps.cell != 1, [&](std::int64_t channel, const Runs::Run& run) {
     ops.load(view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(),
              line + channel * steps.channel + run.line * steps.cell, runs.line_step() * steps.cell, runs.count());

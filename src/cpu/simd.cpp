@@ -5,6 +5,9 @@
 #include <hwy/foreach_target.h>  // includes this file once per instruction set
 #include <hwy/highway.h>
 
+#include <algorithm>
+#include <numeric>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/families.h"
@@ -17,8 +20,16 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// 6 x 4 accumulators where there are 32 registers, 6 x 2 where there are 16.
-constexpr int kMostVectors = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON ? 4 : 2;
+// Tall and narrow tiles, because what is broadcast streams through the cache at a fraction of the rate of the vectors:
+// 14 x 2 accumulators where there are 32 registers, 6 x 2 where there are 16. Fewer rows get wider tiles.
+constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON;
+constexpr int kTallRows = kManyRegisters ? 14 : 6;
+constexpr int widest(int rows) {
+  const int accumulators = kManyRegisters ? 28 : 12;
+  return std::clamp(accumulators / rows, 1, kManyRegisters || rows == 1 ? 4 : 3);
+}
+static_assert(kTallRows <= kMostRows);
+constexpr bool kMaskedStores = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX2;
 
 template <typename T, int kTileRows, int kVectors, bool kBInPlace>
 void multiply(const Multiply<T>& job) {
@@ -28,6 +39,7 @@ void multiply(const Multiply<T>& job) {
   T* const c = job.c;
   const std::int64_t c_step = job.c_step;
   V sums[kTileRows][kVectors];
+#pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {
     for (int v = 0; v < kVectors; ++v) {
       sums[m][v] = job.accumulate ? hn::LoadU(tag, c + m * c_step + v * lanes) : hn::Zero(tag);
@@ -41,13 +53,15 @@ void multiply(const Multiply<T>& job) {
     const T* b_row = kBInPlace ? job.b + job.offsets[k] : b;
     V columns[kVectors];
     for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b_row + v * lanes);
-    for (int m = 0; m < kTileRows; ++m) {
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; ++m) {
       const V row = hn::Set(tag, a_row[m * a_step]);
       for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
     }
     a += kTileRows;
     b += job.b_step;
   }
+#pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[m][v], tag, c + m * c_step + v * lanes);
   }
@@ -83,19 +97,21 @@ template <typename T>
 MathOps<T> make_math_ops() {
   MathOps<T> ops;
   ops.lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-  ops.most_vectors = kMostVectors;
+  ops.rows = kTallRows;
   const auto fill_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {
-    ops.multiply_b_in_place[kRow] = {multiply<T, kRow + 1, 1, true>, multiply<T, kRow + 1, 2, true>,
-                                     multiply<T, kRow + 1, kMostVectors, true>};
-    ops.multiply_a_in_place[kRow] = {multiply<T, kRow + 1, 1, false>, multiply<T, kRow + 1, 2, false>,
-                                     multiply<T, kRow + 1, kMostVectors, false>};
+    constexpr int kWidest = widest(kRow + 1);
+    ops.vectors[kRow] = kWidest;
+    [&]<int... kVector>(std::integer_sequence<int, kVector...>) {
+      ((ops.multiply_b_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
+      ((ops.multiply_a_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false>), ...);
+    }(std::make_integer_sequence<int, kWidest>());
   };
   const auto fill_dot_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {
     ops.dot[kRow] = {dot<T, kRow + 1, 1>, dot<T, kRow + 1, 2>, dot<T, kRow + 1, 3>, dot<T, kRow + 1, 4>};
   };
   [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
     (fill_row(std::integral_constant<int, kRow>()), ...);
-  }(std::make_integer_sequence<int, kRows>());
+  }(std::make_integer_sequence<int, kTallRows>());
   [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
     (fill_dot_row(std::integral_constant<int, kRow>()), ...);
   }(std::make_integer_sequence<int, kDotRows>());
@@ -122,6 +138,21 @@ HWY_INLINE E narrow(T value) {
   }
 }
 
+// Reads the elements 0, step, 2 step ... of memory as a vector. Offsets are 32 bits wide for float.
+template <typename T>
+class Strided {
+ public:
+  static bool fits(std::int64_t step) { return step < (1 << 24) && step > -(1 << 24); }
+  explicit Strided(std::int64_t step)
+      : indices_(hn::Mul(hn::Iota(itag_, 0), hn::Set(itag_, static_cast<hn::TFromD<decltype(itag_)>>(step)))) {}
+  auto operator()(const T* from) const { return hn::GatherIndex(tag_, from, indices_); }
+
+ private:
+  hn::ScalableTag<T> tag_;
+  hn::RebindToSigned<hn::ScalableTag<T>> itag_;
+  hn::Vec<hn::RebindToSigned<hn::ScalableTag<T>>> indices_;
+};
+
 // A step that the compiler knows becomes loads and shuffles.
 template <std::int64_t kStep, typename E, typename T>
 HWY_INLINE void load_every(const E* from, T* HWY_RESTRICT to, std::int64_t count) {
@@ -137,7 +168,16 @@ void load(const E* from, std::int64_t from_step, T* HWY_RESTRICT to, std::int64_
   } else if (from_step == 4 && to_step == 1) {
     load_every<4>(from, to, count);
   } else if (to_step == 1) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = widen<E, T>(from[i * from_step]);
+    std::int64_t i = 0;
+    if constexpr (std::is_same_v<E, T>) {
+      const hn::ScalableTag<T> tag;
+      const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+      if (count >= lanes && Strided<T>::fits(from_step)) {
+        const Strided<T> strided(from_step);
+        for (; i + lanes <= count; i += lanes) hn::StoreU(strided(from + i * from_step), tag, to + i);
+      }
+    }
+    for (; i < count; ++i) to[i] = widen<E, T>(from[i * from_step]);
   } else if (from_step == 1) {
     for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = widen<E, T>(from[i]);
   } else {
@@ -157,21 +197,70 @@ void store(const T* HWY_RESTRICT from, std::int64_t from_step, E* to, std::int64
   }
 }
 
-template <std::int64_t kPhases, typename E, typename T>
-HWY_INLINE void interleave_dense(const Interleave<E, T>& job) {
-  const T* HWY_RESTRICT from = job.from;
-  E* HWY_RESTRICT to = job.to;
-  const T bias = job.bias;
-  for (std::int64_t i = 0; i < job.count; ++i) {
-    for (std::int64_t p = 0; p < kPhases; ++p) to[i * kPhases + p] = narrow<E, T>(from[p * job.phase_size + i] + bias);
+// Two, three or four phases side by side. Reads whole vectors: up to one past the end of the row.
+template <typename T, int kPhases>
+void interleave_few(const Interleave<T, T>& job) {
+  const hn::ScalableTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto bias = hn::Set(tag, job.bias);
+  const auto store = [&](std::int64_t i, T* to) {
+    const auto line = [&](std::int64_t p) { return hn::Add(hn::LoadU(tag, job.from + p * job.phase_size + i), bias); };
+    if constexpr (kPhases == 2) hn::StoreInterleaved2(line(0), line(1), tag, to);
+    if constexpr (kPhases == 3) hn::StoreInterleaved3(line(0), line(1), line(2), tag, to);
+    if constexpr (kPhases == 4) hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, to);
+  };
+  std::int64_t i = 0;
+  for (; i + lanes <= job.count; i += lanes) store(i, job.to + i * kPhases);
+  if (i == job.count) return;
+  T rest[kPhases * HWY_MAX_BYTES / sizeof(T)];
+  store(i, rest);
+  std::copy_n(rest, (job.count - i) * kPhases, job.to + i * kPhases);
+}
+
+// Any number of phases: cell by cell, or several cells at once where they fill a vector.
+template <typename T>
+void interleave_many(const Interleave<T, T>& job) {
+  const hn::ScalableTag<T> tag;
+  const hn::RebindToSigned<decltype(tag)> itag;
+  using Index = hn::TFromD<decltype(itag)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto bias = hn::Set(tag, job.bias);
+  // The outputs of `together` cells begin at the same places of the vectors as those of the next ones.
+  const std::int64_t together = lanes / std::gcd(lanes, job.phases);
+  const std::int64_t vectors = together * job.phases / lanes;
+  constexpr std::int64_t kMostVectorsTogether = 16;
+  std::int64_t i = 0;
+  if (vectors <= kMostVectorsTogether && job.count >= together && Strided<T>::fits(job.phases * job.phase_size)) {
+    Index places[kMostVectorsTogether * HWY_MAX_BYTES / sizeof(T)];
+    for (std::int64_t o = 0; o < vectors * lanes; ++o) {
+      places[o] = static_cast<Index>(o % job.phases * job.phase_size + o / job.phases);
+    }
+    for (; i + together <= job.count; i += together) {
+      for (std::int64_t v = 0; v < vectors; ++v) {
+        const auto values = hn::GatherIndex(tag, job.from + i, hn::LoadU(itag, places + v * lanes));
+        hn::StoreU(hn::Add(values, bias), tag, job.to + i * job.phases + v * lanes);
+      }
+    }
+  }
+  for (; i < job.count; ++i) {
+    for (std::int64_t p = 0; p < job.phases; ++p) {
+      job.to[i * job.phases + p] = job.from[p * job.phase_size + i] + job.bias;
+    }
   }
 }
 
 template <typename E, typename T>
 void interleave(const Interleave<E, T>& job) {
-  const bool dense = job.to_step == 1 && job.cell_step == 1 && job.period == job.phases;
-  if (dense && job.phases == 2) return interleave_dense<2>(job);
-  if (dense && job.phases == 4) return interleave_dense<4>(job);
+  if constexpr (std::is_same_v<E, T>) {
+    if (job.to_step == 1 && job.cell_step == 1 && job.period == job.phases) {
+      switch (job.phases) {
+        case 2: return interleave_few<T, 2>(job);
+        case 3: return interleave_few<T, 3>(job);
+        case 4: return interleave_few<T, 4>(job);
+        default: return interleave_many(job);
+      }
+    }
+  }
   for (std::int64_t i = 0; i < job.count; ++i) {
     const T* const from = job.from + i * job.cell_step;
     E* const to = job.to + i * job.period;
@@ -182,20 +271,76 @@ void interleave(const Interleave<E, T>& job) {
 }
 
 template <typename E, typename T>
+void store_cells(const StoreCells<E, T>& job) {
+  for (std::int64_t i = 0; i < job.cells; ++i) {
+    const T* HWY_RESTRICT from = job.from + i * job.cell_step;
+    E* HWY_RESTRICT to = job.to + i * job.to_step;
+    std::int64_t c = 0;
+    if constexpr (std::is_same_v<E, T>) {
+      const hn::ScalableTag<T> tag;
+      const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+      const auto with_bias = [&](auto values) {
+        return job.bias == nullptr ? values : hn::Add(values, hn::LoadU(tag, job.bias + c));
+      };
+      if (job.channel_step == 1) {
+        for (; c + lanes <= job.channels; c += lanes) hn::StoreU(with_bias(hn::LoadU(tag, from + c)), tag, to + c);
+      } else if (Strided<T>::fits(job.channel_step)) {
+        const Strided<T> strided(job.channel_step);
+        for (; c + lanes <= job.channels; c += lanes) {
+          hn::StoreU(with_bias(strided(from + c * job.channel_step)), tag, to + c);
+        }
+      }
+    }
+    for (; c < job.channels; ++c) {
+      to[c] = narrow<E, T>(from[c * job.channel_step] + (job.bias == nullptr ? T{0} : widen<E, T>(job.bias[c])));
+    }
+  }
+}
+
+template <typename E, typename T>
 void scatter(const T* from, const std::int64_t* from_places, E* to, const std::int64_t* to_places, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) to[to_places[i]] = narrow<E, T>(from[from_places[i]]);
 }
 
+// One vector of targets of every tap and channel, gathered; false where the instruction set has no masked store.
+template <typename T>
+bool pack_vector(const PackWeights<T, T>& job, std::int64_t first) {
+  if constexpr (!kMaskedStores) return false;
+  if (!Strided<T>::fits(job.target_step)) return false;
+  const hn::ScalableTag<T> tag;
+  const hn::RebindToSigned<decltype(tag)> itag;
+  const auto valid = hn::FirstN(tag, std::clamp<std::int64_t>(job.valid - first, 0, hn::Lanes(tag)));
+  const auto whole = hn::FirstN(tag, job.width - first);
+  const auto step = hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(job.target_step));
+  // Lanes beyond the last target read target 0 once more.
+  const auto indices = hn::IfThenElseZero(hn::RebindMask(itag, valid), hn::Mul(hn::Iota(itag, 0), step));
+  for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
+    const T* const channel = job.source + c * job.channel_step + first * job.target_step;
+    for (std::int64_t t = 0; t < job.tap_count; ++t) {
+      const PackTap& tap = job.taps[t];
+      const auto values = hn::IfThenElseZero(valid, hn::GatherIndex(tag, channel + tap.from, indices));
+      hn::BlendedStore(values, whole, tag, job.packed + tap.to + c * tap.to_step + first);
+    }
+  }
+  return true;
+}
+
+// Of each channel all taps: they lie side by side, so that a cache line is read once.
 template <typename E, typename T>
 void pack_weights(const PackWeights<E, T>& job) {
-  T* HWY_RESTRICT packed = job.packed;
-  for (std::int64_t c = 0; c < job.channels; ++c) {
-    const E* channel = job.source + c * job.channel_step;
+  std::int64_t first = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+    while (first < job.valid && job.valid > 1 && pack_vector(job, first)) first += lanes;
+    if (first >= job.width) return;
+  }
+  for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
+    const E* const channel = job.source + c * job.channel_step;
     for (std::int64_t t = 0; t < job.tap_count; ++t) {
-      const E* tap = channel + job.taps[t];
-      for (std::int64_t m = 0; m < job.valid; ++m) packed[m] = widen<E, T>(tap[m * job.target_step]);
-      for (std::int64_t m = job.valid; m < job.width; ++m) packed[m] = 0;
-      packed += job.width;
+      const E* const from = channel + job.taps[t].from;
+      T* HWY_RESTRICT to = job.packed + job.taps[t].to + c * job.taps[t].to_step;
+      for (std::int64_t m = first; m < job.valid; ++m) to[m] = widen<E, T>(from[m * job.target_step]);
+      for (std::int64_t m = std::max(first, job.valid); m < job.width; ++m) to[m] = 0;
     }
   }
 }
@@ -228,7 +373,8 @@ double sum(const E* from, std::int64_t step, std::int64_t count) {
 
 template <typename E, typename T>
 ElementOps<E, T> make_element_ops() {
-  return {load<E, T>, store<E, T>, interleave<E, T>, scatter<E, T>, pack_weights<E, T>, add<E, T>, sum<E, T>};
+  return {load<E, T>,    store<E, T>,        interleave<E, T>, store_cells<E, T>,
+          scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
 }
 
 const char* target() { return hwy::TargetName(HWY_TARGET); }
