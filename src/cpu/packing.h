@@ -128,10 +128,23 @@ void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& s
     }
     return;
   }
+  if (steps.channel == 1 && runs.tensor_step() == 1 && runs.line_step() == 1) {
+    for (const Runs::Run& run : runs.all()) {
+      ops.load_channels(view.data + run.tensor, view.strides[1], line + run.line * steps.cell, steps.cell,
+                        view.channels, runs.count());
+    }
+    return;
+  }
   for_each_channel_and_run(view, runs, steps.cell != 1, [&](std::int64_t channel, const Runs::Run& run) {
     ops.load(view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(),
              line + channel * steps.channel + run.line * steps.cell, runs.line_step() * steps.cell, runs.count());
   });
+}
+
+// Where the source positions of a tile stand along the line.
+inline Runs source_runs(const Tiling& tiling, const Tile& tile, const std::array<Lattice, kSpatialAxes>& source,
+                        const Strides& strides) {
+  return {tiling, tile, source, tile.origin, tiling.pitch(), strides};
 }
 
 // The source of a tile as `lines` [source lattice][plane_size], zero wherever there is no source position.
@@ -145,8 +158,8 @@ void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& vi
     std::fill_n(to, size * steps.cell, T{0});
   }
   for (std::int64_t s = 0; s < sources; ++s) {
-    const Runs runs(tiling, tile, tiling.sources()[s], tile.origin, tiling.pitch(), view.strides);
-    load_runs(view, runs, steps, to + (s * tiling.plane_size() + tiling.lead()) * steps.cell);
+    load_runs(view, source_runs(tiling, tile, tiling.sources()[s], view.strides), steps,
+              to + (s * tiling.plane_size() + tiling.lead()) * steps.cell);
   }
 }
 

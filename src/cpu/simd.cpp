@@ -297,9 +297,64 @@ void store_cells(const StoreCells<E, T>& job) {
   }
 }
 
+// Four channels at a time become blocks of four that lie side by side.
+template <typename T>
+void load_four_channels(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t count) {
+  const hn::ScalableTag<T> tag;
+  const hn::CappedTag<T, 4> block;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto block_lanes = static_cast<std::int64_t>(hn::Lanes(block));
+  T four[4 * HWY_MAX_BYTES / sizeof(T)];
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto line = [&](std::int64_t c) { return hn::LoadU(tag, from + c * from_step + i); };
+    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
+    for (std::int64_t j = 0; j < lanes; ++j) {
+      for (std::int64_t part = 0; part < 4; part += block_lanes) {
+        hn::StoreU(hn::LoadU(block, four + 4 * j + part), block, to + (i + j) * to_step + part);
+      }
+    }
+  }
+  for (; i < count; ++i) {
+    for (std::int64_t c = 0; c < 4; ++c) to[i * to_step + c] = from[c * from_step + i];
+  }
+}
+
 template <typename E, typename T>
-void scatter(const T* from, const std::int64_t* from_places, E* to, const std::int64_t* to_places, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) to[to_places[i]] = narrow<E, T>(from[from_places[i]]);
+void load_channels(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
+                   std::int64_t count) {
+  std::int64_t c = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    for (; c + 4 <= channels; c += 4) load_four_channels(from + c * from_step, from_step, to + c, to_step, count);
+  }
+  for (; c < channels; ++c) {
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[c * from_step + i]);
+  }
+}
+
+template <typename E, typename T>
+void scatter(const Scatter<E, T>& job) {
+  std::int64_t c = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    const hn::ScalableTag<T> tag;
+    const hn::RebindToSigned<decltype(tag)> itag;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+    if (Strided<T>::fits(job.to_step)) {
+      const auto step = hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(job.to_step));
+      const auto indices = hn::Mul(hn::Iota(itag, 0), step);
+      for (; c + lanes <= job.channels; c += lanes) {
+        for (std::int64_t i = 0; i < job.count; ++i) {
+          const auto values = hn::LoadU(tag, job.from + job.from_places[i] + c);
+          hn::ScatterIndex(values, tag, job.to + job.to_places[i] + c * job.to_step, indices);
+        }
+      }
+    }
+  }
+  for (; c < job.channels; ++c) {
+    for (std::int64_t i = 0; i < job.count; ++i) {
+      job.to[job.to_places[i] + c * job.to_step] = narrow<E, T>(job.from[job.from_places[i] + c]);
+    }
+  }
 }
 
 // One vector of targets of every tap and channel, gathered; false where the instruction set has no masked store.
@@ -373,7 +428,7 @@ double sum(const E* from, std::int64_t step, std::int64_t count) {
 
 template <typename E, typename T>
 ElementOps<E, T> make_element_ops() {
-  return {load<E, T>,    store<E, T>,        interleave<E, T>, store_cells<E, T>,
+  return {load<E, T>,    store<E, T>,        interleave<E, T>, store_cells<E, T>, load_channels<E, T>,
           scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
 }
 

@@ -115,6 +115,18 @@ struct StoreCells {
   const E* bias = nullptr;
 };
 
+// Rows of channels into a tensor: to[to_places[i] + channel to_step] = from[from_places[i] + channel], rounded.
+template <typename E, typename T>
+struct Scatter {
+  const T* from = nullptr;
+  const std::int64_t* from_places = nullptr;
+  E* to = nullptr;
+  const std::int64_t* to_places = nullptr;
+  std::int64_t to_step = 0;
+  std::int64_t count = 0;
+  std::int64_t channels = 0;
+};
+
 // Loops that touch tensors of element type E; T is the type that it is computed in.
 template <typename E, typename T>
 struct ElementOps {
@@ -125,9 +137,10 @@ struct ElementOps {
                 T bias) = nullptr;
   void (*interleave)(const Interleave<E, T>& job) = nullptr;
   void (*store_cells)(const StoreCells<E, T>& job) = nullptr;
-  // to[to_places[i]] = from[from_places[i]], rounded
-  void (*scatter)(const T* from, const std::int64_t* from_places, E* to, const std::int64_t* to_places,
-                  std::int64_t count) = nullptr;
+  // to[i to_step + channel] = from[channel from_step + i]
+  void (*load_channels)(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
+                        std::int64_t count) = nullptr;
+  void (*scatter)(const Scatter<E, T>& job) = nullptr;
   void (*pack_weights)(const PackWeights<E, T>& job) = nullptr;
   // sums[i] += from[i step]
   void (*add)(const E* from, std::int64_t step, double* sums, std::int64_t count) = nullptr;
