@@ -4,6 +4,7 @@
 // depends on the layer alone (source channel, then tap), so neither threads nor blocking nor batch change a result.
 #include <algorithm>
 #include <cstdlib>
+#include <type_traits>
 #include <vector>
 
 #include "core/parallel.h"
@@ -20,7 +21,9 @@ constexpr std::int64_t kMostSums = std::int64_t{3} << 15;    // the tile of resu
 constexpr std::int64_t kMostSource = std::int64_t{1} << 16;  // the packed source
 constexpr std::int64_t kMostWeights = std::int64_t{1} << 16;  // the packed weights, where each task packs its own
 constexpr std::int64_t kMostLanes = 16;
-constexpr std::int64_t kDepth = 192;        // multiply-adds between two visits to the results: 32 columns stay in the L1 cache
+constexpr std::int64_t kLongSum = 128;  // multiply-adds of a result that pay for transposing it
+constexpr double kSplitCost = 1.2;      // of products whose columns are read across cache lines
+constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: 32 columns stay in the L1 cache
 constexpr std::int64_t kFewestCells = 64;   // fewer leave too little to do for what is packed
 constexpr std::int64_t kTasksWanted = 16;  // enough to keep the threads of a small machine busy
 constexpr std::int64_t kSharedWeights = std::int64_t{16} << 20;  // bytes of packed weights that any call may hold
@@ -136,6 +139,7 @@ struct Memory {
   Scratch<T> source;
   Scratch<T> weights;
   Scratch<T> sums;
+  Scratch<T> lines;
   Scratch<std::int64_t> offsets;
 };
 
@@ -166,17 +170,19 @@ class Correlate final : public Kernel {
     empty_ = all == 0 || problem.batch == 0 || roles_.target_channels == 0;
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
     const std::int64_t taps = std::max<std::int64_t>(tiling_.most_taps(), 1);
-    // Taps side by side read the same cells, so that more of them fit.
-    const std::int64_t depth = taps >= 4 ? 3 * kDepth / 2 : kDepth;
     chunk_ = std::min({kMostSource / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
-                       std::max<std::int64_t>(depth / taps, 4), roles_.source_channels});
+                       std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
     chunk_ = even_parts(roles_.source_channels, chunk_);
     const std::int64_t length = tiling_.longest();
     const std::int64_t targets = std::min(blocking.target_channels, std::max<std::int64_t>(roles_.target_channels, 1));
     channels_inside_ = roles_.source_strides[1] == 1 && roles_.target_strides[1] == 1 &&
                        std::min(roles_.source_channels, targets) >= kMostLanes / 2;
+    // Cells are the columns that need no transposing. But all taps other than those at whole vectors are read across
+    // cache lines then, which costs more than transposing long sums does.
     const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
-    cells_are_columns_ = !channels_inside_ && waste(length) <= 1.5 * waste(targets);
+    const std::int64_t depth = roles_.source_channels * taps;
+    const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
+    cells_are_columns_ = !channels_inside_ && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(chunk_, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
@@ -190,6 +196,15 @@ class Correlate final : public Kernel {
       chunk_ = std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_targets(targets), 1));
       chunk_ = even_parts(roles_.source_channels, chunk_);
     }
+  }
+
+  bool reads_across_lines() const {
+    for (const PhaseTile& phase : tiling_.phases()) {
+      for (const Tap& tap : phase.taps) {
+        if (tap.offset % kMostLanes != 0) return true;
+      }
+    }
+    return false;
   }
 
   std::size_t workspace_bytes() const { return workspace_bytes_; }
@@ -293,7 +308,8 @@ class Correlate final : public Kernel {
 
   // Targets of the panels of a block, and of one that begins at `row`.
   std::int64_t panel_of(const MathOps<T>& math, std::int64_t targets) const {
-    return cells_are_columns_ ? math.rows_for(targets) : 2 * math.lanes;
+    return cells_are_columns_ ? math.tile_for(targets, tiling_.longest()).rows
+                              : math.tile_for(tiling_.longest(), targets).vectors * math.lanes;
   }
   std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t targets, std::int64_t row) const {
     return std::min(panel, cells_are_columns_ ? targets - row : round_up(targets - row, math.lanes));
@@ -319,6 +335,8 @@ class Correlate final : public Kernel {
     PackWeights<E, T> job;
     job.channel_step = roles_.weight_source_step;
     job.tap_count = tiling_.all_taps();
+    job.whole_taps = std::all_of(taps.begin(), taps.end(),
+                                 [&](const PackTap& tap) { return tap.from >= 0 && tap.from < job.tap_count; });
     job.target_step = roles_.weight_target_step;
     job.packed = packed;
     const E* const source = tensors.weight +
@@ -380,9 +398,8 @@ class Correlate final : public Kernel {
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const std::int64_t channel = block.group * roles_.source_channels + c;
-      pack_source(tiling_, tile,
-                  View<const E>{tensors.source + channel * roles_.source_strides[1], roles_.source_strides, channels},
-                  steps, source);
+      const View<const E> view{tensors.source + channel * roles_.source_strides[1], roles_.source_strides, channels};
+      const Cells cells = pack_cells(tile, view, steps, source);
       if (own != nullptr) pack_weights(tensors, block, c, channels, own);
       const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
       for (std::size_t phase = 0; phase < phases; ++phase) {
@@ -391,7 +408,7 @@ class Correlate final : public Kernel {
         for (std::int64_t i = 0; i < channels; ++i) {
           for (std::int64_t t = 0; t < tap_count; ++t) {
             offsets[i * tap_count + t] =
-                i * steps.channel + (taps[t].source * tiling_.plane_size() + taps[t].offset) * steps.cell;
+                i * steps.channel + (taps[t].source * tiling_.plane_size() + taps[t].offset) * cells.step;
           }
         }
         Multiply<T> job;
@@ -401,24 +418,48 @@ class Correlate final : public Kernel {
         job.c_step = results.row_size;
         job.accumulate = c > 0;
         const T* const phase_weights = weights + phase_place(block, channels, phase);
-        const T* const first_cell = source + tiling_.lead() * steps.cell;
         if (cells_are_columns_) {
-          multiply_along_cells(math, phase_weights, first_cell, block.targets, tile.length, job);
+          multiply_along_cells(math, phase_weights, cells.first, block.targets, tile.length, job);
         } else {
-          job.a_step = steps.cell;
-          multiply_along_targets(math, phase_weights, first_cell, block.targets, tile.length, job);
+          job.a_step = cells.step;
+          multiply_along_targets(math, phase_weights, cells.first, block.targets, tile.length, job);
         }
       }
+    }
+    if (!cells_are_columns_ && roles_.target_strides[1] != 1) {
+      results = transposed(math, results, block.targets, tile.length, memory.lines);
     }
     store(tensors, tile, block.group * roles_.target_channels + block.first, block.targets, results);
   }
 
+  // The source of some channels: where cell 0 stands, and the distance from one cell of the line to the next.
+  struct Cells {
+    const T* first = nullptr;
+    std::int64_t step = 1;
+  };
+
+  Cells pack_cells(const Tile& tile, const View<const E>& view, const PackedSteps& steps, T* memory) const {
+    if constexpr (std::is_same_v<E, T>) {
+      // Where channels lie side by side and each cell is read alone, it is read where it is.
+      if (channels_inside_ && !tiling_.reads_around() && tiling_.sources().size() == 1) {
+        const Runs runs = source_runs(tiling_, tile, tiling_.sources()[0], view.strides);
+        constexpr std::int64_t kPage = 4096 / sizeof(T);  // cells this far apart share their cache sets
+        if (runs.is_one_run(tile.length) && runs.tensor_step() % (kPage / 2) != 0) {
+          return {view.data + runs.all().front().tensor - runs.all().front().line * runs.tensor_step(),
+                  runs.tensor_step()};
+        }
+      }
+    }
+    pack_source(tiling_, tile, view, steps, memory);
+    return {memory + tiling_.lead() * steps.cell, steps.cell};
+  }
+
   void multiply_along_cells(const MathOps<T>& math, const T* weights, const T* source, std::int64_t targets,
                             std::int64_t cells, Multiply<T> job) const {
-    const std::int64_t panel = panel_of(math, targets);
+    const auto [panel, most_vectors] = math.tile_for(targets, tiling_.longest());
     T* const sums = job.c;
     for (std::int64_t n = 0; n < cells;) {
-      const std::int64_t vectors = math.vectors_for(cells - n, panel);
+      const std::int64_t vectors = std::min(most_vectors, ceil_div(cells - n, math.lanes));
       job.b = source + n;
       for (std::int64_t m = 0; m < targets; m += panel) {
         job.a = weights + m * job.depth;
@@ -432,7 +473,7 @@ class Correlate final : public Kernel {
   void multiply_along_targets(const MathOps<T>& math, const T* weights, const T* source, std::int64_t targets,
                               std::int64_t cells, Multiply<T> job) const {
     const std::int64_t panel = panel_of(math, targets);
-    const std::int64_t rows = math.rows_for(cells);
+    const std::int64_t rows = math.tile_for(tiling_.longest(), targets).rows;
     T* const sums = job.c;
     for (std::int64_t n = 0; n < targets; n += panel) {
       job.b_step = width_of(math, panel, targets, n);
@@ -443,6 +484,21 @@ class Correlate final : public Kernel {
         math.multiply_a_in_place[std::min(rows, cells - m) - 1][job.b_step / math.lanes - 1](job);
       }
     }
+  }
+
+  // The same results with cells as columns.
+  Results transposed(const MathOps<T>& math, const Results& results, std::int64_t targets, std::int64_t cells,
+                     Scratch<T>& memory) const {
+    const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
+    Results lines;
+    lines.row_size = round_up(cells, kMostLanes);
+    lines.phase_size = lines.row_size * targets;
+    lines.sums = memory.get(phases * lines.phase_size + kMostLanes);
+    for (std::int64_t p = 0; p < phases; ++p) {
+      math.transpose(results.sums + p * results.phase_size, results.row_size, lines.sums + p * lines.phase_size,
+                     lines.row_size, cells, targets);
+    }
+    return lines;
   }
 
   void store(const Tensors& tensors, const Tile& tile, std::int64_t first_channel, std::int64_t channels,

@@ -21,7 +21,7 @@ namespace {
 constexpr std::int64_t kMostSums = std::int64_t{1} << 18;      // elements of one block of results
 constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;    // elements of a packed operand
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
-constexpr std::int64_t kDepth = 192;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
+constexpr std::int64_t kDepth = 112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kMostLanes = 16;
 constexpr std::int64_t kRows = 14;       // output channels are cut at multiples of this
@@ -193,7 +193,8 @@ class GradWeight final : public Kernel {
     const MathOps<T>& math = math_ops<T>();
     // An odd number of cache lines, so that rows do not fall into the same cache sets.
     const std::int64_t line_size = round_up(tiling_.longest(), 2 * kMostLanes) + kMostLanes;
-    const std::int64_t panel = panel_of(math, channels.outputs);
+    const auto tile_size = math.tile_for(channels.outputs, channels.inputs);
+    const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
     T* const packed_input =
         memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
     T* const packed_grad = memory.grad.get(blocking_.outputs * line_size);
@@ -222,17 +223,12 @@ class GradWeight final : public Kernel {
                   packed_grad);
         T* const sums = block + phase_begins_[p];
         if (blocking_.along_inputs) {
-          multiply(math, phase, channels, tile.length, packed_grad, line_size, packed_input, panel, offsets, sums);
+          multiply(math, tile_size, phase, channels, tile.length, packed_grad, line_size, packed_input, offsets, sums);
         } else {
           dot(math, phase, channels, tile.length, packed_grad, line_size, packed_input + tiling_.lead(), offsets, sums);
         }
       }
     }
-  }
-
-  // Input channels that a register tile spans.
-  static std::int64_t panel_of(const MathOps<T>& math, std::int64_t outputs) {
-    return math.vectors[math.rows_for(outputs) - 1] * math.lanes;
   }
 
   static std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t inputs, std::int64_t first) {
@@ -252,12 +248,12 @@ class GradWeight final : public Kernel {
     }
   }
 
-  void multiply(const MathOps<T>& math, const PhaseTile& phase, const ChannelBlock& channels, std::int64_t length,
-                const T* grad, std::int64_t line_size, const T* packed_input, std::int64_t panel, std::int64_t* offsets,
-                T* sums) const {
+  void multiply(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
+                const ChannelBlock& channels, std::int64_t length, const T* grad, std::int64_t line_size,
+                const T* packed_input, std::int64_t* offsets, T* sums) const {
     std::iota(offsets, offsets + kDepth, 0);
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
-    const std::int64_t most_rows = math.rows_for(channels.outputs);
+    const std::int64_t panel = tile_size.vectors * math.lanes;
     Multiply<T> job;
     job.offsets = offsets;
     job.a_step = line_size;
@@ -270,10 +266,10 @@ class GradWeight final : public Kernel {
         const T* const input = packed_input + n * tiling_.plane_size() + (tiling_.lead() + k) * job.b_step;
         for (std::int64_t t = 0; t < taps; ++t) {
           job.b = input + phase.taps[t].offset * job.b_step;
-          for (std::int64_t m = 0; m < channels.outputs; m += most_rows) {
+          for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {
             job.a = grad + m * line_size + k;
             job.c = sums + (m * taps + t) * blocking_.inputs + n;
-            const std::int64_t rows = std::min(most_rows, channels.outputs - m);
+            const std::int64_t rows = std::min(tile_size.rows, channels.outputs - m);
             math.multiply_a_in_place[rows - 1][job.b_step / math.lanes - 1](job);
           }
         }

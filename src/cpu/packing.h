@@ -75,6 +75,14 @@ class Runs {
   std::int64_t tensor_step() const { return tensor_step_; }
   std::int64_t line_step() const { return line_step_; }
   const std::vector<Run>& all() const { return runs_; }
+
+  // Whether the positions 0 <= p < length of the line lie at equal distances in the tensor, all of them.
+  bool is_one_run(std::int64_t length) const {
+    if (count_ * static_cast<std::int64_t>(runs_.size()) != length || line_step_ != 1) return false;
+    return std::all_of(runs_.begin(), runs_.end(), [this](const Run& run) {
+      return run.tensor - runs_.front().tensor == (run.line - runs_.front().line) * tensor_step_;
+    });
+  }
   bool along_row() const { return along_row_; }
 
  private:
@@ -151,15 +159,18 @@ inline Runs source_runs(const Tiling& tiling, const Tile& tile, const std::array
 template <typename E, typename T>
 void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& view, const PackedSteps& steps, T* to) {
   const auto sources = static_cast<std::int64_t>(tiling.sources().size());
-  const std::int64_t size = sources * tiling.plane_size();
-  if (steps.cell == 1) {
-    for (std::int64_t c = 0; c < view.channels; ++c) std::fill_n(to + c * steps.channel, size, T{0});
-  } else {
-    std::fill_n(to, size * steps.cell, T{0});
-  }
+  const std::int64_t size = tiling.plane_size();
   for (std::int64_t s = 0; s < sources; ++s) {
-    load_runs(view, source_runs(tiling, tile, tiling.sources()[s], view.strides), steps,
-              to + (s * tiling.plane_size() + tiling.lead()) * steps.cell);
+    const Runs runs = source_runs(tiling, tile, tiling.sources()[s], view.strides);
+    T* const lines = to + s * size * steps.cell;
+    if (tiling.reads_around() || !runs.is_one_run(tile.length)) {
+      if (steps.cell == 1) {
+        for (std::int64_t c = 0; c < view.channels; ++c) std::fill_n(lines + c * steps.channel, size, T{0});
+      } else {
+        std::fill_n(lines, size * steps.cell, T{0});
+      }
+    }
+    load_runs(view, runs, steps, lines + tiling.lead() * steps.cell);
   }
 }
 

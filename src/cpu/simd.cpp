@@ -25,8 +25,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON;
 constexpr int kTallRows = kManyRegisters ? 14 : 6;
 constexpr int widest(int rows) {
-  const int accumulators = kManyRegisters ? 28 : 12;
-  return std::clamp(accumulators / rows, 1, kManyRegisters || rows == 1 ? 4 : 3);
+  // Sums, the vectors of one step, and what is broadcast.
+  const int registers = kManyRegisters ? 32 : 16;
+  return std::clamp((registers - 1) / (rows + 1), 1, 4);
 }
 static_assert(kTallRows <= kMostRows);
 constexpr bool kMaskedStores = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX2;
@@ -93,11 +94,49 @@ void dot(const Dot<T>& job) {
   }
 }
 
+// Blocks of lanes x lanes, put together from rows of four; each leaves as whole vectors.
+template <typename T>
+void transpose(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t row_count,
+               std::int64_t columns) {
+  const hn::ScalableTag<T> tag;
+  const hn::CappedTag<T, 4> block;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto block_lanes = static_cast<std::int64_t>(hn::Lanes(block));
+  constexpr std::int64_t kMost = HWY_MAX_BYTES / sizeof(T);
+  T four[4 * kMost];
+  T whole[kMost * kMost];
+  std::int64_t r = 0;
+  for (; lanes >= 4 && r + lanes <= row_count; r += lanes) {
+    std::int64_t c = 0;
+    for (; c + lanes <= columns; c += lanes) {
+      for (std::int64_t i = 0; i < lanes; i += 4) {
+        const auto line = [&](std::int64_t j) { return hn::LoadU(tag, from + (r + i + j) * from_step + c); };
+        hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
+        for (std::int64_t j = 0; j < lanes; ++j) {
+          for (std::int64_t part = 0; part < 4; part += block_lanes) {
+            hn::StoreU(hn::LoadU(block, four + 4 * j + part), block, whole + j * lanes + i + part);
+          }
+        }
+      }
+      for (std::int64_t j = 0; j < lanes; ++j) {
+        hn::StoreU(hn::LoadU(tag, whole + j * lanes), tag, to + (c + j) * to_step + r);
+      }
+    }
+    for (; c < columns; ++c) {
+      for (std::int64_t i = r; i < r + lanes; ++i) to[c * to_step + i] = from[i * from_step + c];
+    }
+  }
+  for (; r < row_count; ++r) {
+    for (std::int64_t c = 0; c < columns; ++c) to[c * to_step + r] = from[r * from_step + c];
+  }
+}
+
 template <typename T>
 MathOps<T> make_math_ops() {
   MathOps<T> ops;
   ops.lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   ops.rows = kTallRows;
+  ops.transpose = transpose<T>;
   const auto fill_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {
     constexpr int kWidest = widest(kRow + 1);
     ops.vectors[kRow] = kWidest;
@@ -357,6 +396,33 @@ void scatter(const Scatter<E, T>& job) {
   }
 }
 
+// Where all taps of a target lie side by side and fill whole vectors: transposed, channel by channel.
+template <typename T>
+bool pack_whole_taps(const PackWeights<T, T>& job) {
+  constexpr std::int64_t kMostTaps = 64;
+  const hn::ScalableTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  if (!kMaskedStores || !job.whole_taps || job.tap_count % lanes != 0) return false;
+  if (job.tap_count > kMostTaps || job.width > lanes || lanes < 4) return false;
+  T packed[kMostTaps * HWY_MAX_BYTES / sizeof(T)] = {};
+  const auto whole = hn::FirstN(tag, job.width);
+  for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
+    const T* const channel = job.source + c * job.channel_step;
+    std::int64_t m = 0;
+    for (; m + 4 <= job.valid; m += 4) {
+      load_four_channels(channel + m * job.target_step, job.target_step, packed + m, lanes, job.tap_count);
+    }
+    for (; m < job.valid; ++m) {
+      for (std::int64_t t = 0; t < job.tap_count; ++t) packed[t * lanes + m] = channel[m * job.target_step + t];
+    }
+    for (std::int64_t t = 0; t < job.tap_count; ++t) {
+      const PackTap& tap = job.taps[t];
+      hn::BlendedStore(hn::LoadU(tag, packed + tap.from * lanes), whole, tag, job.packed + tap.to + c * tap.to_step);
+    }
+  }
+  return true;
+}
+
 // One vector of targets of every tap and channel, gathered; false where the instruction set has no masked store.
 template <typename T>
 bool pack_vector(const PackWeights<T, T>& job, std::int64_t first) {
@@ -385,6 +451,7 @@ template <typename E, typename T>
 void pack_weights(const PackWeights<E, T>& job) {
   std::int64_t first = 0;
   if constexpr (std::is_same_v<E, T>) {
+    if (pack_whole_taps(job)) return;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
     while (first < job.valid && job.valid > 1 && pack_vector(job, first)) first += lanes;
     if (first >= job.width) return;

@@ -52,15 +52,36 @@ struct MathOps {
   MultiplyTable multiply_b_in_place{};
   MultiplyTable multiply_a_in_place{};
   std::array<std::array<void (*)(const Dot<T>&), kDotRows>, kDotRows> dot{};  // [rows of a - 1][rows of b - 1]
+  // to[c to_step + r] = from[r from_step + c], r < row_count, c < columns
+  void (*transpose)(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t row_count,
+                    std::int64_t columns) = nullptr;
 
-  // Rows of the register tiles that `count` rows are cut into: as few as possible, of about the same height.
-  std::int64_t rows_for(std::int64_t count) const {
-    const std::int64_t tiles = (count + rows - 1) / rows;
-    return tiles > 0 ? (count + tiles - 1) / tiles : 1;
-  }
-  // Vectors of the next register tile when `columns` are left.
-  std::int64_t vectors_for(std::int64_t columns, std::int64_t tile_rows) const {
-    return std::min((columns + lanes - 1) / lanes, vectors[tile_rows - 1]);
+  struct TileSize {
+    std::int64_t rows = 1;
+    std::int64_t vectors = 1;
+  };
+  // The register tiles that take the least time for a product of this size.
+  TileSize tile_for(std::int64_t row_count, std::int64_t columns) const {
+    const std::int64_t all = (columns + lanes - 1) / lanes;
+    TileSize best;
+    double least = 0;
+    for (std::int64_t v = 1; v <= vectors[0]; ++v) {
+      std::int64_t most = rows;
+      while (vectors[most - 1] < v) --most;
+      const std::int64_t tiles = (row_count + most - 1) / most;
+      const std::int64_t r = (row_count + tiles - 1) / std::max<std::int64_t>(tiles, 1);
+      // Two multiply-adds or two loads a cycle, and four cycles until a sum can be added to again.
+      const auto cycles = [r](std::int64_t width) {
+        return width == 0 ? 0.0 : static_cast<double>(std::max({r * width, r + width, std::int64_t{8}})) / 2 + 1;
+      };
+      const double cost =
+          static_cast<double>(tiles) * (static_cast<double>(all / v) * cycles(v) + cycles(all % v));
+      if (v == 1 || cost < least) {
+        least = cost;
+        best = {std::max<std::int64_t>(r, 1), v};
+      }
+    }
+    return best;
   }
 };
 
@@ -81,6 +102,7 @@ struct PackWeights {
   std::int64_t channels = 0;
   const PackTap* taps = nullptr;
   std::int64_t tap_count = 0;
+  bool whole_taps = false;  // the taps of a target are the elements 0 <= from < tap_count
   std::int64_t target_step = 0;
   std::int64_t valid = 0;
   std::int64_t width = 0;

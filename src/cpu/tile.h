@@ -75,6 +75,7 @@ class Tiling {
   const Triple& steps() const { return shape_.steps; }
   std::int64_t image_step() const { return shape_.image_step; }
   std::int64_t longest() const { return shape_.longest(); }
+  bool reads_around() const { return reads_around_; }      // whether a tap reads another position than its cell's own
   std::int64_t lead() const { return lead_; }              // elements before position 0
   std::int64_t plane_size() const { return plane_size_; }  // elements of one packed channel of one source lattice
 
@@ -82,6 +83,7 @@ class Tiling {
   AxisMaps maps_;
   std::int64_t batch_;
   TileShape shape_;
+  bool reads_around_ = false;
   std::int64_t lead_ = 0;
   std::int64_t plane_size_ = 0;
   std::int64_t all_taps_ = 0;
