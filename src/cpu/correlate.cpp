@@ -9,6 +9,7 @@
 
 #include "core/parallel.h"
 #include "cpu/packing.h"
+#include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scalar.h"
 #include "cpu/scratch.h"
@@ -17,11 +18,11 @@ namespace tconv::cpu {
 namespace {
 
 // Elements that a task may hold, so that all of it stays in a cache of about a megabyte.
-constexpr std::int64_t kMostSums = std::int64_t{3} << 15;    // the tile of results
+constexpr std::int64_t kMostSums = std::int64_t{1} << 16;     // the tile of results
 constexpr std::int64_t kMostSource = std::int64_t{1} << 16;  // the packed source
 constexpr std::int64_t kMostWeights = std::int64_t{1} << 16;  // the packed weights, where each task packs its own
-constexpr std::int64_t kMostLanes = 16;
 constexpr std::int64_t kLongSum = 128;  // multiply-adds of a result that pay for transposing it
+constexpr double kTaskCost = 3000;      // cycles
 constexpr double kSplitCost = 1.2;      // of products whose columns are read across cache lines
 constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: 32 columns stay in the L1 cache
 constexpr std::int64_t kFewestCells = 64;   // fewer leave too little to do for what is packed
@@ -84,7 +85,7 @@ double column_cost(std::int64_t columns) {
   return static_cast<double>(vectors / 2 * 2 * kMostLanes) + (vectors % 2 == 0 ? 0 : 1.6 * kMostLanes);
 }
 
-// How many tiles and blocks of target channels. Counts cycles for one source channel, roughly.
+// How many tiles and blocks of target channels. Counts cycles of a group, roughly.
 Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles) {
   std::int64_t phases = 1;
   std::int64_t sources = 1;
@@ -113,10 +114,10 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const std::int64_t line = shape.images * shape.image_step;
     const bool last = blocking.cells <= kFewestCells;
     if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
-    const auto tasks = [&] { return problem.groups * blocking.target_blocks * shape.tiles; };
+    const auto tasks = [&] { return blocking.target_blocks * shape.tiles; };
     const std::int64_t room = kMostSums / (phases * shape.longest());
     blocking = with_targets(blocking, room >= kPanel ? room / kPanel * kPanel : room);
-    while (tasks() < kTasksWanted && blocking.target_channels >= 4 * kPanel) {
+    while (problem.groups * tasks() < kTasksWanted && blocking.target_channels >= 4 * kPanel) {
       blocking = with_targets(blocking, ceil_div(blocking.target_channels, 2));
     }
     const auto tiles = static_cast<double>(shape.tiles);
@@ -124,8 +125,9 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const double multiply = weights * tiles * column_cost(shape.longest()) / 32;
     const double pack_weights = weights * (shared ? 1 : tiles);
     const double pack_source = 0.7 * static_cast<double>(line * sources * blocking.target_blocks) * tiles;
-    const double idle = tasks() < kTasksWanted / 2 ? 1.5 : 1;
-    const double cost = (multiply + pack_weights + pack_source) * idle;
+    const double idle = problem.groups * tasks() < kTasksWanted / 2 ? 1.5 : 1;
+    const double cost = ((multiply + pack_weights + pack_source) * static_cast<double>(roles.source_channels) +
+                         kTaskCost * static_cast<double>(tasks())) * idle;
     if (best.cells == 0 || cost < least) {
       least = cost;
       best = blocking;
@@ -312,7 +314,7 @@ class Correlate final : public Kernel {
                               : math.tile_for(tiling_.longest(), targets).vectors * math.lanes;
   }
   std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t targets, std::int64_t row) const {
-    return std::min(panel, cells_are_columns_ ? targets - row : round_up(targets - row, math.lanes));
+    return cells_are_columns_ ? std::min(panel, targets - row) : panel_width(math, panel, targets, row);
   }
 
   void pack_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel, std::int64_t channels,
@@ -422,11 +424,14 @@ class Correlate final : public Kernel {
           multiply_along_cells(math, phase_weights, cells.first, block.targets, tile.length, job);
         } else {
           job.a_step = cells.step;
-          multiply_along_targets(math, phase_weights, cells.first, block.targets, tile.length, job);
+          job.a = cells.first;
+          multiply_panels(math, math.tile_for(tiling_.longest(), block.targets), tile.length, block.targets,
+                          phase_weights, job);
         }
       }
     }
     if (!cells_are_columns_ && roles_.target_strides[1] != 1) {
+      if (phases == 1 && store_transposed(tensors, tile, block, results)) return;
       results = transposed(math, results, block.targets, tile.length, memory.lines);
     }
     store(tensors, tile, block.group * roles_.target_channels + block.first, block.targets, results);
@@ -470,20 +475,21 @@ class Correlate final : public Kernel {
     }
   }
 
-  void multiply_along_targets(const MathOps<T>& math, const T* weights, const T* source, std::int64_t targets,
-                              std::int64_t cells, Multiply<T> job) const {
-    const std::int64_t panel = panel_of(math, targets);
-    const std::int64_t rows = math.tile_for(tiling_.longest(), targets).rows;
-    T* const sums = job.c;
-    for (std::int64_t n = 0; n < targets; n += panel) {
-      job.b_step = width_of(math, panel, targets, n);
-      job.b = weights + n * job.depth;
-      for (std::int64_t m = 0; m < cells; m += rows) {
-        job.a = source + m * job.a_step;
-        job.c = sums + m * job.c_step + n;
-        math.multiply_a_in_place[std::min(rows, cells - m) - 1][job.b_step / math.lanes - 1](job);
+  // Rows of the tensor, straight from results with targets as columns; false where they do not lie in one piece.
+  bool store_transposed(const Tensors& tensors, const Tile& tile, const Block& block, const Results& results) const {
+    if constexpr (std::is_same_v<E, T>) {
+      const Strides& strides = roles_.target_strides;
+      const Runs runs = target_runs(tiling_, tile, tiling_.phases()[0], strides);
+      if (runs.tensor_step() != 1 || runs.line_step() != 1) return false;
+      const std::int64_t channel = block.group * roles_.target_channels + block.first;
+      for (const Runs::Run& run : runs.all()) {
+        math_ops<T>().transpose(results.sums + run.line * results.row_size, results.row_size,
+                                tensors.target + channel * strides[1] + run.tensor, strides[1], runs.count(),
+                                block.targets, tensors.bias == nullptr ? nullptr : tensors.bias + channel);
       }
+      return true;
     }
+    return false;
   }
 
   // The same results with cells as columns.
@@ -496,7 +502,7 @@ class Correlate final : public Kernel {
     lines.sums = memory.get(phases * lines.phase_size + kMostLanes);
     for (std::int64_t p = 0; p < phases; ++p) {
       math.transpose(results.sums + p * results.phase_size, results.row_size, lines.sums + p * lines.phase_size,
-                     lines.row_size, cells, targets);
+                     lines.row_size, cells, targets, nullptr);
     }
     return lines;
   }

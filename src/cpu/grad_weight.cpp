@@ -12,6 +12,7 @@
 
 #include "core/parallel.h"
 #include "cpu/packing.h"
+#include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
 
@@ -23,7 +24,6 @@ constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;    // elements of a 
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
 constexpr std::int64_t kDepth = 112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
-constexpr std::int64_t kMostLanes = 16;
 constexpr std::int64_t kRows = 14;       // output channels are cut at multiples of this
 constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot products
 
@@ -231,16 +231,12 @@ class GradWeight final : public Kernel {
     }
   }
 
-  static std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t inputs, std::int64_t first) {
-    return std::min(panel, round_up(inputs - first, math.lanes));
-  }
-
   // The input of a tile as [panel of channels][position][channel], zero wherever there is none.
   void pack_panels(const MathOps<T>& math, const Tile& tile, const View<const E>& view, std::int64_t panel,
                    T* packed) const {
     const Runs runs = source_runs(tiling_, tile, tiling_.sources()[0], view.strides);
     for (std::int64_t n = 0; n < view.channels; n += panel) {
-      const std::int64_t width = width_of(math, panel, view.channels, n);
+      const std::int64_t width = panel_width(math, panel, view.channels, n);
       T* const to = packed + n * tiling_.plane_size();
       std::fill_n(to, width * tiling_.plane_size(), T{0});
       load_runs(View<const E>{view.data + n * view.strides[1], view.strides, std::min(panel, view.channels - n)}, runs,
@@ -262,7 +258,7 @@ class GradWeight final : public Kernel {
     for (std::int64_t k = 0; k < length; k += kDepth) {
       job.depth = std::min(kDepth, length - k);
       for (std::int64_t n = 0; n < channels.inputs; n += panel) {
-        job.b_step = width_of(math, panel, channels.inputs, n);
+        job.b_step = panel_width(math, panel, channels.inputs, n);
         const T* const input = packed_input + n * tiling_.plane_size() + (tiling_.lead() + k) * job.b_step;
         for (std::int64_t t = 0; t < taps; ++t) {
           job.b = input + phase.taps[t].offset * job.b_step;

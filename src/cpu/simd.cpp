@@ -97,7 +97,7 @@ void dot(const Dot<T>& job) {
 // Blocks of lanes x lanes, put together from rows of four; each leaves as whole vectors.
 template <typename T>
 void transpose(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t row_count,
-               std::int64_t columns) {
+               std::int64_t columns, const T* bias) {
   const hn::ScalableTag<T> tag;
   const hn::CappedTag<T, 4> block;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
@@ -105,6 +105,9 @@ void transpose(const T* from, std::int64_t from_step, T* to, std::int64_t to_ste
   constexpr std::int64_t kMost = HWY_MAX_BYTES / sizeof(T);
   T four[4 * kMost];
   T whole[kMost * kMost];
+  const auto one = [&](std::int64_t row, std::int64_t c) {
+    to[c * to_step + row] = from[row * from_step + c] + (bias == nullptr ? T{0} : bias[c]);
+  };
   std::int64_t r = 0;
   for (; lanes >= 4 && r + lanes <= row_count; r += lanes) {
     std::int64_t c = 0;
@@ -119,15 +122,17 @@ void transpose(const T* from, std::int64_t from_step, T* to, std::int64_t to_ste
         }
       }
       for (std::int64_t j = 0; j < lanes; ++j) {
-        hn::StoreU(hn::LoadU(tag, whole + j * lanes), tag, to + (c + j) * to_step + r);
+        const auto values = hn::LoadU(tag, whole + j * lanes);
+        hn::StoreU(bias == nullptr ? values : hn::Add(values, hn::Set(tag, bias[c + j])), tag,
+                   to + (c + j) * to_step + r);
       }
     }
     for (; c < columns; ++c) {
-      for (std::int64_t i = r; i < r + lanes; ++i) to[c * to_step + i] = from[i * from_step + c];
+      for (std::int64_t i = r; i < r + lanes; ++i) one(i, c);
     }
   }
   for (; r < row_count; ++r) {
-    for (std::int64_t c = 0; c < columns; ++c) to[c * to_step + r] = from[r * from_step + c];
+    for (std::int64_t c = 0; c < columns; ++c) one(r, c);
   }
 }
 
@@ -403,21 +408,27 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   if (!kMaskedStores || !job.whole_taps || job.tap_count % lanes != 0) return false;
-  if (job.tap_count > kMostTaps || job.width > lanes || lanes < 4) return false;
+  if (job.tap_count > kMostTaps || lanes < 4) return false;
   T packed[kMostTaps * HWY_MAX_BYTES / sizeof(T)] = {};
-  const auto whole = hn::FirstN(tag, job.width);
   for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
     const T* const channel = job.source + c * job.channel_step;
-    std::int64_t m = 0;
-    for (; m + 4 <= job.valid; m += 4) {
-      load_four_channels(channel + m * job.target_step, job.target_step, packed + m, lanes, job.tap_count);
-    }
-    for (; m < job.valid; ++m) {
-      for (std::int64_t t = 0; t < job.tap_count; ++t) packed[t * lanes + m] = channel[m * job.target_step + t];
-    }
-    for (std::int64_t t = 0; t < job.tap_count; ++t) {
-      const PackTap& tap = job.taps[t];
-      hn::BlendedStore(hn::LoadU(tag, packed + tap.from * lanes), whole, tag, job.packed + tap.to + c * tap.to_step);
+    for (std::int64_t first = 0; first < job.width; first += lanes) {
+      const std::int64_t valid = std::min(lanes, job.valid - first);
+      const T* const targets = channel + first * job.target_step;
+      if (valid < lanes) std::fill(std::begin(packed), std::end(packed), T{0});
+      std::int64_t m = 0;
+      for (; m + 4 <= valid; m += 4) {
+        load_four_channels(targets + m * job.target_step, job.target_step, packed + m, lanes, job.tap_count);
+      }
+      for (; m < valid; ++m) {
+        for (std::int64_t t = 0; t < job.tap_count; ++t) packed[t * lanes + m] = targets[m * job.target_step + t];
+      }
+      const auto whole = hn::FirstN(tag, job.width - first);
+      for (std::int64_t t = 0; t < job.tap_count; ++t) {
+        const PackTap& tap = job.taps[t];
+        hn::BlendedStore(hn::LoadU(tag, packed + tap.from * lanes), whole, tag,
+                         job.packed + tap.to + c * tap.to_step + first);
+      }
     }
   }
   return true;

@@ -52,9 +52,9 @@ struct MathOps {
   MultiplyTable multiply_b_in_place{};
   MultiplyTable multiply_a_in_place{};
   std::array<std::array<void (*)(const Dot<T>&), kDotRows>, kDotRows> dot{};  // [rows of a - 1][rows of b - 1]
-  // to[c to_step + r] = from[r from_step + c], r < row_count, c < columns
+  // to[c to_step + r] = from[r from_step + c] + bias[c], r < row_count, c < columns; no bias: nullptr
   void (*transpose)(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t row_count,
-                    std::int64_t columns) = nullptr;
+                    std::int64_t columns, const T* bias) = nullptr;
 
   struct TileSize {
     std::int64_t rows = 1;
