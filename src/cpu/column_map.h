@@ -1,10 +1,14 @@
-// Input cells counted through all images, and the columns (output channel, tap) of the weight: where a cell and a column
-// meet in the output, and how cells move between a tensor and lines of [channel][cell].
+// Input cells counted through all images, and the columns (output channel, tap) of the weight: where a cell and a
+// column meet in the output, and how cells move between a tensor and lines of [channel][cell].
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <type_traits>
+#include <vector>
 
+#include "cpu/scalar.h"
 #include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "tconv/problem.h"
@@ -30,33 +34,65 @@ class ColumnMap {
   std::int64_t cells() const { return cells_; }
   std::int64_t step() const { return axes_[2].dilation * strides_[4]; }  // between the taps of a row
 
-  // Calls visit(column, count, place) for the pieces of [begin, end) that reach the output, in order: column + t lies
-  // at place + t step().
-  template <typename Visit>
-  void for_each_piece(std::int64_t cell, std::int64_t begin, std::int64_t end, const Visit& visit) const {
+  // One cell: where its taps begin in the output.
+  struct Cell {
+    std::int64_t depth = 0;
+    std::int64_t height = 0;
+    std::int64_t place = 0;  // of the tap 0 of a row, depth and height apart
+    std::int64_t low = 0;    // taps of a row that reach the output: low <= tap < high
+    std::int64_t high = 0;
+  };
+
+  Cell cell_at(std::int64_t index) const {
     const auto& [depth, height, width] = axes_;
-    const std::int64_t first_w = cell % width.input * width.stride - width.pad_begin;
-    const std::int64_t first_h = cell / width.input % height.input * height.stride - height.pad_begin;
-    const std::int64_t first_d = cell / (width.input * height.input) % depth.input * depth.stride - depth.pad_begin;
-    const std::int64_t image = cell / image_cells_ * strides_[0];
-    // Taps of a row that reach the output.
-    const std::int64_t low = first_w >= 0 ? 0 : ceil_div(-first_w, width.dilation);
-    const std::int64_t high = first_w >= sizes_[4] ? 0 : ceil_div(sizes_[4] - first_w, width.dilation);
-    for (std::int64_t column = begin; column < end;) {
-      const std::int64_t row = column / width.kernel;
-      const std::int64_t tap = column % width.kernel;
-      const std::int64_t count = std::min(width.kernel - tap, end - column);
-      const std::int64_t h = first_h + row % height.kernel * height.dilation;
-      const std::int64_t d = first_d + row / height.kernel % depth.kernel * depth.dilation;
-      const std::int64_t from = std::max(tap, low);
-      const std::int64_t to = std::min(tap + count, high);
-      if (h >= 0 && h < sizes_[3] && d >= 0 && d < sizes_[2] && from < to) {
-        const std::int64_t channel = row / (height.kernel * depth.kernel);
-        visit(column + from - tap, to - from,
-              image + channel * strides_[1] + d * strides_[2] + h * strides_[3] +
-                  (first_w + from * width.dilation) * strides_[4]);
-      }
-      column += count;
+    const std::int64_t first = index % width.input * width.stride - width.pad_begin;
+    Cell cell;
+    cell.height = index / width.input % height.input * height.stride - height.pad_begin;
+    cell.depth = index / (width.input * height.input) % depth.input * depth.stride - depth.pad_begin;
+    cell.place = index / image_cells_ * strides_[0] + first * strides_[4];
+    cell.low = first >= 0 ? 0 : ceil_div(-first, width.dilation);
+    cell.high = first >= sizes_[4] ? 0 : ceil_div(sizes_[4] - first, width.dilation);
+    return cell;
+  }
+
+  // Neighbouring columns that are taps of one row of one output channel.
+  struct Row {
+    std::int64_t column = 0;
+    std::int64_t tap = 0;
+    std::int64_t count = 0;
+    std::int64_t depth = 0;  // in the output, from a cell's own
+    std::int64_t height = 0;
+    std::int64_t place = 0;
+  };
+
+  std::vector<Row> rows(std::int64_t begin, std::int64_t end) const {
+    const auto& [depth, height, width] = axes_;
+    std::vector<Row> rows;
+    for (std::int64_t column = begin; column < end; column += rows.back().count) {
+      const std::int64_t index = column / width.kernel;
+      Row row;
+      row.column = column;
+      row.tap = column % width.kernel;
+      row.count = std::min(width.kernel - row.tap, end - column);
+      row.height = index % height.kernel * height.dilation;
+      row.depth = index / height.kernel % depth.kernel * depth.dilation;
+      row.place = index / (height.kernel * depth.kernel) * strides_[1];
+      rows.push_back(row);
+    }
+    return rows;
+  }
+
+  // Calls visit(column, count, place) for what of each row reaches the output: column + t lies at place + t step().
+  template <typename Visit>
+  void for_each_piece(const Cell& cell, const std::vector<Row>& rows, const Visit& visit) const {
+    for (const Row& row : rows) {
+      const std::int64_t h = cell.height + row.height;
+      const std::int64_t d = cell.depth + row.depth;
+      const std::int64_t from = std::max(row.tap, cell.low);
+      const std::int64_t to = std::min(row.tap + row.count, cell.high);
+      if (h < 0 || h >= sizes_[3] || d < 0 || d >= sizes_[2] || from >= to) continue;
+      visit(row.column + from - row.tap, to - from,
+            cell.place + row.place + d * strides_[2] + h * strides_[3] + from * step());
     }
   }
 
@@ -69,6 +105,19 @@ class ColumnMap {
   std::int64_t columns_ = 0;
   std::int64_t cells_ = 0;
 };
+
+// to[t to_step] = from[t step]; a few elements only, which are not worth a call.
+template <typename E, typename T>
+void load_piece(const E* from, std::int64_t step, T* to, std::int64_t to_step, std::int64_t count) {
+  if (count > 16) return element_ops<E, T>().load(from, step, to, to_step, count);
+  for (std::int64_t t = 0; t < count; ++t) {
+    if constexpr (std::is_same_v<E, T>) {
+      to[t * to_step] = from[t * step];
+    } else {
+      to[t * to_step] = to_float(from[t * step]);
+    }
+  }
+}
 
 // Calls visit(first cell - begin, count, place in the input) for pieces of cells that lie at equal distances.
 template <typename Visit>

@@ -1,11 +1,11 @@
 // The "columns" family: few input cells and many weights, or very long kernels. There the weights are what costs, and
-// they are best read as they lie: row ci of the weight is a run of columns j = (co, tap), and with the input cells i and
-// D[i][j] for what lies at (co, i s - p + k d) of the output,
+// they are best read as they lie: row ci of the weight is a run of columns j = (co, tap), and with the input cells i
+// and D[i][j] for what lies at (co, i s - p + k d) of the output,
 //   forward:      D[i][j] = sum over ci of  input[ci][i] weight[ci][j],  added up into the output
 //   grad_input:   grad_input[ci][i] = sum over j of  weight[ci][j] D[i][j]
 //   grad_weight:  grad_weight[ci][j] = sum over i of  input[ci][i] D[i][j]
-// are matrix products; of D there is only a tile at a time. What is taken forward and for grad_input depends on the layer
-// and one sample, never on the batch, and all sums run in an order that depends on the layer alone.
+// are matrix products; of D there is only a tile at a time. What is taken forward and for grad_input depends on the
+// layer and one sample, never on the batch, and all sums run in an order that depends on the layer alone.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::int64_t kMostImageCells = 64;  // of one sample; more have enough to do for packed weights
 constexpr std::int64_t kLongKernel = 64;      // taps along a row
+constexpr std::int64_t kShortestRow = 3;      // taps; D is put together from pieces of this size
 constexpr std::int64_t kFewestInputs = 32;    // channels of a group
 constexpr std::int64_t kFewestColumns = 256;
 constexpr std::int64_t kDepth = 112;  // of the sums between two visits to memory
@@ -91,8 +92,7 @@ class Columns final : public Kernel {
     return static_cast<E*>(buffers.weight) + (group * inputs_ + channel) * problem_.weight_strides[0];
   }
   E* output_of(const Buffers& buffers, std::int64_t group) const {
-    return static_cast<E*>(buffers.output) +
-           group * problem_.out_channels_per_group() * problem_.output_strides[1];
+    return static_cast<E*>(buffers.output) + group * problem_.out_channels_per_group() * problem_.output_strides[1];
   }
 
   // A block of columns: whole output channels, so that no other task adds to the same outputs.
@@ -118,11 +118,12 @@ class Columns final : public Kernel {
         for (std::int64_t column = begin; column < end; column += 256) {
           const std::int64_t count = std::min<std::int64_t>(256, end - column);
           const T* const tile = multiply_input(buffers, group, cell, cells, column, count, memory);
+          const auto rows = local.rows(column - begin, column - begin + count);
           for (std::int64_t i = 0; i < cells; ++i) {
-            local.for_each_piece(cell + i - image * map_.image_cells(), column - begin, column - begin + count,
+            const T* const from = tile + i * line_of(count) - (column - begin);
+            local.for_each_piece(local.cell_at(cell + i - image * map_.image_cells()), rows,
                                  [&](std::int64_t j, std::int64_t length, std::int64_t place) {
-                                   add_to(output + place, local.step(), length,
-                                          tile + i * line_of(count) + j - (column - begin));
+                                   add_to(output + place, local.step(), length, from + j);
                                  });
           }
         }
@@ -242,15 +243,14 @@ class Columns final : public Kernel {
     for (std::int64_t column = block * columns_; column < end; column += kDepth) {
       job.depth = std::min(kDepth, end - column);
       std::fill_n(panels, job.depth * round_up(cells, math.lanes), T{0});
+      const auto rows = map_.rows(column, column + job.depth);
       for (std::int64_t i = 0; i < cells; ++i) {
         const std::int64_t n = i / panel * panel;
         const std::int64_t width = panel_width(math, panel, cells, n);
         T* const to = panels + n * job.depth + i - n;
-        map_.for_each_piece(cell + i, column, column + job.depth,
-                            [&](std::int64_t j, std::int64_t count, std::int64_t place) {
-                              element_ops<E, T>().load(grad + place, map_.step(), to + (j - column) * width, width,
-                                                       count);
-                            });
+        map_.for_each_piece(map_.cell_at(cell + i), rows, [&](std::int64_t j, std::int64_t count, std::int64_t place) {
+          load_piece(grad + place, map_.step(), to + (j - column) * width, width, count);
+        });
       }
       for (std::int64_t channel = 0; channel < inputs_; channel += kChannels) {
         const std::int64_t channels = std::min(kChannels, inputs_ - channel);
@@ -288,13 +288,14 @@ class Columns final : public Kernel {
       job.depth = std::min(kDepth, map_.cells() - cell);
       load_cells(problem_, input_of(buffers, group, 0), inputs_, cell, job.depth, line, lines);
       std::fill_n(panels, job.depth * round_up(columns, math.lanes), T{0});
-      for (std::int64_t i = 0; i < job.depth; ++i) {
-        for (std::int64_t n = 0; n < columns; n += panel) {
-          const std::int64_t width = panel_width(math, panel, columns, n);
-          T* const to = panels + n * job.depth + i * width;
-          map_.for_each_piece(cell + i, column + n, column + std::min(n + panel, columns),
+      for (std::int64_t n = 0; n < columns; n += panel) {
+        const std::int64_t width = panel_width(math, panel, columns, n);
+        const auto rows = map_.rows(column + n, column + std::min(n + panel, columns));
+        for (std::int64_t i = 0; i < job.depth; ++i) {
+          T* const to = panels + n * job.depth + i * width - column - n;
+          map_.for_each_piece(map_.cell_at(cell + i), rows,
                               [&](std::int64_t j, std::int64_t count, std::int64_t place) {
-                                element_ops<E, T>().load(grad + place, map_.step(), to + j - column - n, 1, count);
+                                load_piece(grad + place, map_.step(), to + j, 1, count);
                               });
         }
       }
@@ -350,6 +351,10 @@ Proposal propose_columns(const Problem& problem, const DeviceProperties& /*devic
     return Proposal::decline("needs at least one element");
   }
   const ColumnMap map(problem, problem.output_strides);
+  if (problem.axes[2].kernel < kShortestRow) {
+    return Proposal::decline("needs at least " + std::to_string(kShortestRow) + " taps in a row, got " +
+                             std::to_string(problem.axes[2].kernel));
+  }
   if (problem.in_channels_per_group() < kFewestInputs || map.columns() < kFewestColumns) {
     return Proposal::decline("needs at least " + std::to_string(kFewestInputs) + " input channels and " +
                              std::to_string(kFewestColumns) + " weights of each, got " +

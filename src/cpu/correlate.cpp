@@ -18,17 +18,19 @@ namespace tconv::cpu {
 namespace {
 
 // Elements that a task may hold, so that all of it stays in a cache of about a megabyte.
-constexpr std::int64_t kMostSums = std::int64_t{1} << 16;     // the tile of results
-constexpr std::int64_t kMostSource = std::int64_t{1} << 16;  // the packed source
+constexpr std::int64_t kMostSums = std::int64_t{3} << 15;     // the tile of results
+constexpr std::int64_t kMostSource = std::int64_t{1} << 16;   // the packed source
 constexpr std::int64_t kMostWeights = std::int64_t{1} << 16;  // the packed weights, where each task packs its own
-constexpr std::int64_t kLongSum = 128;  // multiply-adds of a result that pay for transposing it
-constexpr double kTaskCost = 3000;      // cycles
-constexpr double kSplitCost = 1.2;      // of products whose columns are read across cache lines
-constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: 32 columns stay in the L1 cache
-constexpr std::int64_t kFewestCells = 64;   // fewer leave too little to do for what is packed
-constexpr std::int64_t kTasksWanted = 16;  // enough to keep the threads of a small machine busy
-constexpr std::int64_t kSharedWeights = std::int64_t{16} << 20;  // bytes of packed weights that any call may hold
-constexpr std::int64_t kPanel = 14;        // target channels are cut at multiples of this
+constexpr std::int64_t kLongSum = 128;                        // multiply-adds of a result that pay for transposing it
+constexpr double kTaskCost = 3000;                            // cycles
+constexpr double kRowCost = 25;                               // cycles of a row of the source, however short
+constexpr double kSplitCost = 1.2;                            // of products whose columns are read across cache lines
+constexpr std::int64_t kDepth =
+    112;  // multiply-adds between two visits to the results: 32 columns stay in the L1 cache
+constexpr std::int64_t kFewestCells = 64;                        // fewer leave too little to do for what is packed
+constexpr std::int64_t kTasksWanted = 16;                        // enough to keep the threads of a small machine busy
+constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of packed weights that any call may hold
+constexpr std::int64_t kPanel = 14;                              // target channels are cut at multiples of this
 
 // The size of the parts that `count` is cut into, all about the same and none larger than `most`.
 std::int64_t even_parts(std::int64_t count, std::int64_t most) {
@@ -86,7 +88,7 @@ double column_cost(std::int64_t columns) {
 }
 
 // How many tiles and blocks of target channels. Counts cycles of a group, roughly.
-Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles) {
+Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads) {
   std::int64_t phases = 1;
   std::int64_t sources = 1;
   std::int64_t taps = 1;
@@ -114,23 +116,27 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const std::int64_t line = shape.images * shape.image_step;
     const bool last = blocking.cells <= kFewestCells;
     if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
-    const auto tasks = [&] { return blocking.target_blocks * shape.tiles; };
-    const std::int64_t room = kMostSums / (phases * shape.longest());
-    blocking = with_targets(blocking, room >= kPanel ? room / kPanel * kPanel : room);
-    while (problem.groups * tasks() < kTasksWanted && blocking.target_channels >= 4 * kPanel) {
-      blocking = with_targets(blocking, ceil_div(blocking.target_channels, 2));
-    }
     const auto tiles = static_cast<double>(shape.tiles);
     const auto weights = static_cast<double>(taps * channels);
     const double multiply = weights * tiles * column_cost(shape.longest()) / 32;
     const double pack_weights = weights * (shared ? 1 : tiles);
-    const double pack_source = 0.7 * static_cast<double>(line * sources * blocking.target_blocks) * tiles;
-    const double idle = problem.groups * tasks() < kTasksWanted / 2 ? 1.5 : 1;
-    const double cost = ((multiply + pack_weights + pack_source) * static_cast<double>(roles.source_channels) +
-                         kTaskCost * static_cast<double>(tasks())) * idle;
-    if (best.cells == 0 || cost < least) {
-      least = cost;
-      best = blocking;
+    const double rows = static_cast<double>(line / std::max<std::int64_t>(shape.block[2], 1));
+    const double pack_source =
+        static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
+    const std::int64_t room = kMostSums / (phases * shape.longest());
+    for (std::int64_t targets = room >= kPanel ? room / kPanel * kPanel : room;; targets = ceil_div(targets, 2)) {
+      blocking = with_targets(blocking, targets);
+      const std::int64_t tasks = problem.groups * blocking.target_blocks * shape.tiles;
+      const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
+      const double cost = ((multiply + pack_weights + pack_source * static_cast<double>(blocking.target_blocks)) *
+                               static_cast<double>(roles.source_channels) +
+                           kTaskCost * static_cast<double>(blocking.target_blocks) * tiles) *
+                          idle;
+      if (best.cells == 0 || cost < least) {
+        least = cost;
+        best = blocking;
+      }
+      if (tasks >= kTasksWanted || targets < 2 * kPanel) break;
     }
     if (last) return best;
   }
@@ -392,10 +398,10 @@ class Correlate final : public Kernel {
     // [channel][source lattice][line], or [source lattice][line][channel]
     PackedSteps steps{sources * tiling_.plane_size(), 1};
     if (channels_inside_) steps = {1, cell_step_};
-    T* const source = memory.source.get(std::max(chunk_, channels_inside_ ? cell_step_ : 0) * sources * tiling_.plane_size());
-    T* const own = shared != nullptr
-                       ? nullptr
-                       : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
+    T* const source =
+        memory.source.get(std::max(chunk_, channels_inside_ ? cell_step_ : 0) * sources * tiling_.plane_size());
+    T* const own =
+        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
     std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.most_taps());
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
@@ -613,10 +619,10 @@ class Correlate final : public Kernel {
 
 }  // namespace
 
-Proposal propose_correlate(const Problem& problem) {
+Proposal propose_correlate(const Problem& problem, const DeviceProperties& device) {
   const Roles roles(problem);
   AxisMaps maps = maps_of(problem);
-  const Blocking blocking = choose_blocking(maps, problem, roles);
+  const Blocking blocking = choose_blocking(maps, problem, roles, std::max(device.threads, 1));
   Tiling tiling(std::move(maps), problem.batch, blocking.cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +

@@ -22,7 +22,8 @@ namespace {
 constexpr std::int64_t kMostSums = std::int64_t{1} << 18;      // elements of one block of results
 constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;    // elements of a packed operand
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
-constexpr std::int64_t kDepth = 112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
+constexpr std::int64_t kDepth =
+    112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kRows = 14;       // output channels are cut at multiples of this
 constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot products

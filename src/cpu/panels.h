@@ -16,8 +16,8 @@ std::int64_t panel_width(const MathOps<T>& math, std::int64_t panel, std::int64_
   return std::min(panel, (columns - first + math.lanes - 1) / math.lanes * math.lanes);
 }
 
-// c[m][n] (+)= sum over k of a[offsets[k] + m a_step] b(k, n), where b = [panel][k][column of the panel] and a panel has
-// tile.vectors vectors. The columns of c go on to whole vectors.
+// c[m][n] (+)= sum over k of a[offsets[k] + m a_step] b(k, n), where b = [panel][k][column of the panel] and a panel
+// has tile.vectors vectors. The columns of c go on to whole vectors.
 template <typename T>
 void multiply_panels(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::int64_t rows,
                      std::int64_t columns, const T* panels, Multiply<T> job) {

@@ -19,7 +19,7 @@ namespace tconv::cpu {
 inline constexpr std::int64_t kLongestLine = std::int64_t{1} << 22;
 
 // forward and grad_input
-Proposal propose_correlate(const Problem& problem);
+Proposal propose_correlate(const Problem& problem, const DeviceProperties& device);
 Proposal propose_grad_weight(const Problem& problem);
 Proposal propose_grad_bias(const Problem& problem);
 

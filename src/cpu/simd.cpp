@@ -55,7 +55,7 @@ void multiply(const Multiply<T>& job) {
     V columns[kVectors];
     for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b_row + v * lanes);
 #pragma GCC unroll 16
-  for (int m = 0; m < kTileRows; ++m) {
+    for (int m = 0; m < kTileRows; ++m) {
       const V row = hn::Set(tag, a_row[m * a_step]);
       for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
     }
@@ -349,18 +349,29 @@ void load_four_channels(const T* from, std::int64_t from_step, T* to, std::int64
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   const auto block_lanes = static_cast<std::int64_t>(hn::Lanes(block));
   T four[4 * HWY_MAX_BYTES / sizeof(T)];
-  std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto line = [&](std::int64_t c) { return hn::LoadU(tag, from + c * from_step + i); };
-    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
-    for (std::int64_t j = 0; j < lanes; ++j) {
+  const auto store = [&](std::int64_t i, std::int64_t cells) {
+    for (std::int64_t j = 0; j < cells; ++j) {
       for (std::int64_t part = 0; part < 4; part += block_lanes) {
         hn::StoreU(hn::LoadU(block, four + 4 * j + part), block, to + (i + j) * to_step + part);
       }
     }
+  };
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto line = [&](std::int64_t c) { return hn::LoadU(tag, from + c * from_step + i); };
+    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
+    store(i, lanes);
   }
-  for (; i < count; ++i) {
-    for (std::int64_t c = 0; c < 4; ++c) to[i * to_step + c] = from[c * from_step + i];
+  if (i == count) return;
+  if constexpr (kMaskedStores) {
+    const auto rest = hn::FirstN(tag, count - i);
+    const auto line = [&](std::int64_t c) { return hn::MaskedLoad(rest, tag, from + c * from_step + i); };
+    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
+    store(i, count - i);
+  } else {
+    for (; i < count; ++i) {
+      for (std::int64_t c = 0; c < 4; ++c) to[i * to_step + c] = from[c * from_step + i];
+    }
   }
 }
 
@@ -401,33 +412,41 @@ void scatter(const Scatter<E, T>& job) {
   }
 }
 
-// Where all taps of a target lie side by side and fill whole vectors: transposed, channel by channel.
+// Where all taps of a target lie side by side: transposed, as many channels at a time as lie side by side too.
 template <typename T>
 bool pack_whole_taps(const PackWeights<T, T>& job) {
-  constexpr std::int64_t kMostTaps = 64;
+  constexpr std::int64_t kMost = 64;  // elements of a target at a time
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  if (!kMaskedStores || !job.whole_taps || job.tap_count % lanes != 0) return false;
-  if (job.tap_count > kMostTaps || lanes < 4) return false;
-  T packed[kMostTaps * HWY_MAX_BYTES / sizeof(T)] = {};
-  for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
-    const T* const channel = job.source + c * job.channel_step;
+  if (!kMaskedStores || !job.whole_taps || job.tap_count > kMost || lanes < 4) return false;
+  const PackTap* in_order[kMost] = {};
+  for (std::int64_t t = 0; t < job.tap_count; ++t) in_order[job.taps[t].from] = job.taps + t;
+  // Expanded weights: several taps are one element.
+  if (std::find(in_order, in_order + job.tap_count, nullptr) != in_order + job.tap_count) return false;
+  const std::int64_t together = job.channel_step == job.tap_count ? kMost / job.tap_count : 1;
+  T packed[kMost * HWY_MAX_BYTES / sizeof(T)] = {};
+  const std::int64_t end = job.first_channel + job.channels;
+  for (std::int64_t c = job.first_channel; c < end; c += together) {
+    const std::int64_t channels = std::min(together, end - c);
+    const std::int64_t count = channels * job.tap_count;
     for (std::int64_t first = 0; first < job.width; first += lanes) {
       const std::int64_t valid = std::min(lanes, job.valid - first);
-      const T* const targets = channel + first * job.target_step;
-      if (valid < lanes) std::fill(std::begin(packed), std::end(packed), T{0});
+      const T* const targets = job.source + c * job.channel_step + first * job.target_step;
+      if (valid < lanes && first > 0) std::fill(std::begin(packed), std::end(packed), T{0});
       std::int64_t m = 0;
       for (; m + 4 <= valid; m += 4) {
-        load_four_channels(targets + m * job.target_step, job.target_step, packed + m, lanes, job.tap_count);
+        load_four_channels(targets + m * job.target_step, job.target_step, packed + m, lanes, count);
       }
       for (; m < valid; ++m) {
-        for (std::int64_t t = 0; t < job.tap_count; ++t) packed[t * lanes + m] = targets[m * job.target_step + t];
+        for (std::int64_t i = 0; i < count; ++i) packed[i * lanes + m] = targets[m * job.target_step + i];
       }
       const auto whole = hn::FirstN(tag, job.width - first);
-      for (std::int64_t t = 0; t < job.tap_count; ++t) {
-        const PackTap& tap = job.taps[t];
-        hn::BlendedStore(hn::LoadU(tag, packed + tap.from * lanes), whole, tag,
-                         job.packed + tap.to + c * tap.to_step + first);
+      const T* row = packed;
+      for (std::int64_t channel = c; channel < c + channels; ++channel) {
+        for (std::int64_t t = 0; t < job.tap_count; ++t, row += lanes) {
+          const PackTap& tap = *in_order[t];
+          hn::BlendedStore(hn::LoadU(tag, row), whole, tag, job.packed + tap.to + channel * tap.to_step + first);
+        }
       }
     }
   }

@@ -44,7 +44,7 @@ inline constexpr std::int64_t kMostVectors = 4;
 template <typename T>
 struct MathOps {
   std::int64_t lanes = 1;
-  std::int64_t rows = 1;                           // of the tallest register tile
+  std::int64_t rows = 1;                          // of the tallest register tile
   std::array<std::int64_t, kMostRows> vectors{};  // [rows - 1]: of the widest one
   // [rows - 1][vectors - 1]; b in place: b(k, n) = b[offsets[k] + n], a(k, m) = a[k rows + m];
   // a in place: a(k, m) = a[offsets[k] + m a_step], b(k, n) = b[k b_step + n].
@@ -74,8 +74,7 @@ struct MathOps {
       const auto cycles = [r](std::int64_t width) {
         return width == 0 ? 0.0 : static_cast<double>(std::max({r * width, r + width, std::int64_t{8}})) / 2 + 1;
       };
-      const double cost =
-          static_cast<double>(tiles) * (static_cast<double>(all / v) * cycles(v) + cycles(all % v));
+      const double cost = static_cast<double>(tiles) * (static_cast<double>(all / v) * cycles(v) + cycles(all % v));
       if (v == 1 || cost < least) {
         least = cost;
         best = {std::max<std::int64_t>(r, 1), v};
@@ -86,7 +85,8 @@ struct MathOps {
 };
 
 // The weights of some source channels and `valid` target channels, tap by tap:
-//   packed[taps[t].to + channel taps[t].to_step + target] = source[channel channel_step + taps[t].from + target target_step]
+//   packed[taps[t].to + channel taps[t].to_step + target] = source[channel channel_step + taps[t].from + target
+//   target_step]
 // and zeros from `valid` to `width`.
 struct PackTap {
   std::int64_t from = 0;

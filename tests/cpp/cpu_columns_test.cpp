@@ -147,9 +147,8 @@ TEST(Columns, ASampleDoesNotDependOnItsBatch) {
     alone.weight.bytes = all.weight.bytes;
     Tensor& source = direction == Direction::forward ? alone.input : alone.output;
     const Tensor& sources = direction == Direction::forward ? all.input : all.output;
-    for_each_offset(source.sizes, source.strides, [&](std::int64_t offset) {
-      source.set(offset, sources.get(offset + image * source.strides[0]));
-    });
+    for_each_offset(source.sizes, source.strides,
+                    [&](std::int64_t offset) { source.set(offset, sources.get(offset + image * source.strides[0])); });
     run_with_workspace(*plan(one, {}, "columns"), alone.buffers());
     const Tensor& result = alone.result(one);
     std::int64_t different = 0;
