@@ -8,138 +8,27 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "cpu/blocking.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
-#include "cpu/scalar.h"
+#include "cpu/results.h"
 #include "cpu/scratch.h"
 
 namespace tconv::cpu {
 namespace {
 
-// Elements that a task may hold, so that all of it stays in a cache of about a megabyte.
-constexpr std::int64_t kMostSums = std::int64_t{3} << 15;     // the tile of results
-constexpr std::int64_t kMostSource = std::int64_t{1} << 16;   // the packed source
-constexpr std::int64_t kMostWeights = std::int64_t{1} << 16;  // the packed weights, where each task packs its own
-constexpr std::int64_t kLongSum = 128;                        // multiply-adds of a result that pay for transposing it
-constexpr double kTaskCost = 3000;                            // cycles
-constexpr double kRowCost = 25;                               // cycles of a row of the source, however short
-constexpr double kSplitCost = 1.2;                            // of products whose columns are read across cache lines
 constexpr std::int64_t kDepth =
-    112;  // multiply-adds between two visits to the results: 32 columns stay in the L1 cache
-constexpr std::int64_t kFewestCells = 64;                        // fewer leave too little to do for what is packed
-constexpr std::int64_t kTasksWanted = 16;                        // enough to keep the threads of a small machine busy
-constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of packed weights that any call may hold
-constexpr std::int64_t kPanel = 14;                              // target channels are cut at multiples of this
+    112;  // multiply-adds between two visits to the results: two vectors stay in the L1 cache
+constexpr std::int64_t kMostWeights = std::int64_t{1}
+                                      << 16;  // elements of packed weights, where each task packs its own
+constexpr std::int64_t kLongSum = 128;        // multiply-adds of a result that pay for transposing it
+constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
 
 // The size of the parts that `count` is cut into, all about the same and none larger than `most`.
 std::int64_t even_parts(std::int64_t count, std::int64_t most) {
   const std::int64_t all = std::max<std::int64_t>(count, 1);
   return ceil_div(all, ceil_div(all, std::max<std::int64_t>(most, 1)));
-}
-
-// The problem with the names that forward and grad_input share.
-struct Roles {
-  std::int64_t source_channels = 0;  // of a group
-  std::int64_t target_channels = 0;
-  Strides source_strides{};
-  Strides target_strides{};
-  std::int64_t weight_source_step = 0;
-  std::int64_t weight_target_step = 0;
-
-  explicit Roles(const Problem& problem) {
-    const bool forward = problem.direction == Direction::forward;
-    source_channels = forward ? problem.in_channels_per_group() : problem.out_channels_per_group();
-    target_channels = forward ? problem.out_channels_per_group() : problem.in_channels_per_group();
-    source_strides = forward ? problem.input_strides : problem.output_strides;
-    target_strides = forward ? problem.output_strides : problem.input_strides;
-    weight_source_step = problem.weight_strides[forward ? 0 : 1];
-    weight_target_step = problem.weight_strides[forward ? 1 : 0];
-  }
-};
-
-AxisMaps maps_of(const Problem& problem) {
-  AxisMaps maps;
-  for (int a = 0; a < kSpatialAxes; ++a) {
-    const Axis& axis = problem.axes[a];
-    maps[a] = problem.direction == Direction::forward ? map_from_output(axis) : map_from_input(axis);
-  }
-  return maps;
-}
-
-// Whether the call may hold a packed copy of all weights.
-bool weights_are_shared(const Problem& problem) {
-  const std::int64_t element = problem.dtype == DType::f64 ? 8 : 4;
-  const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-  const std::int64_t room = std::max(kSharedWeights, tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / 16);
-  return element_count(problem.weight_sizes()) * element <= room;
-}
-
-struct Blocking {
-  std::int64_t cells = 0;  // of a tile
-  std::int64_t target_channels = 0;
-  std::int64_t target_blocks = 0;  // of a group
-};
-
-// Columns that a register tile pays for: a lonely last vector costs nearly as much as two.
-double column_cost(std::int64_t columns) {
-  const std::int64_t vectors = ceil_div(columns, kMostLanes);
-  return static_cast<double>(vectors / 2 * 2 * kMostLanes) + (vectors % 2 == 0 ? 0 : 1.6 * kMostLanes);
-}
-
-// How many tiles and blocks of target channels. Counts cycles of a group, roughly.
-Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads) {
-  std::int64_t phases = 1;
-  std::int64_t sources = 1;
-  std::int64_t taps = 1;
-  std::int64_t cells = std::max<std::int64_t>(problem.batch, 1);
-  for (const AxisMap& map : maps) {
-    phases *= std::max<std::int64_t>(static_cast<std::int64_t>(map.targets.size()), 1);
-    sources *= std::max<std::int64_t>(static_cast<std::int64_t>(map.sources.size()), 1);
-    cells *= std::max<std::int64_t>(map.cells, 1);
-  }
-  for (const Axis& axis : problem.axes) taps *= axis.kernel;
-  const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
-  const bool shared = weights_are_shared(problem);
-  const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
-    blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
-    blocking.target_channels = round_up(ceil_div(channels, blocking.target_blocks), channels > kPanel ? 2 : 1);
-    blocking.target_blocks = ceil_div(channels, blocking.target_channels);
-    return blocking;
-  };
-  Blocking best;
-  double least = 0;
-  for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
-    Blocking blocking;
-    blocking.cells = ceil_div(cells, parts);
-    const TileShape shape(maps, problem.batch, blocking.cells);
-    const std::int64_t line = shape.images * shape.image_step;
-    const bool last = blocking.cells <= kFewestCells;
-    if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
-    const auto tiles = static_cast<double>(shape.tiles);
-    const auto weights = static_cast<double>(taps * channels);
-    const double multiply = weights * tiles * column_cost(shape.longest()) / 32;
-    const double pack_weights = weights * (shared ? 1 : tiles);
-    const double rows = static_cast<double>(line / std::max<std::int64_t>(shape.block[2], 1));
-    const double pack_source =
-        static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
-    const std::int64_t room = kMostSums / (phases * shape.longest());
-    for (std::int64_t targets = room >= kPanel ? room / kPanel * kPanel : room;; targets = ceil_div(targets, 2)) {
-      blocking = with_targets(blocking, targets);
-      const std::int64_t tasks = problem.groups * blocking.target_blocks * shape.tiles;
-      const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
-      const double cost = ((multiply + pack_weights + pack_source * static_cast<double>(blocking.target_blocks)) *
-                               static_cast<double>(roles.source_channels) +
-                           kTaskCost * static_cast<double>(blocking.target_blocks) * tiles) *
-                          idle;
-      if (best.cells == 0 || cost < least) {
-        least = cost;
-        best = blocking;
-      }
-      if (tasks >= kTasksWanted || targets < 2 * kPanel) break;
-    }
-    if (last) return best;
-  }
 }
 
 template <typename T>
@@ -247,10 +136,8 @@ class Correlate final : public Kernel {
     E* target;
   };
 
-  T bias_of(const Tensors& tensors, std::int64_t channel) const {
-    T bias = 0;
-    if (tensors.bias != nullptr) element_ops<E, T>().load(tensors.bias + channel, 1, &bias, 1, 1);
-    return bias;
+  ResultStore<E, T> store_of(const Tensors& tensors) const {
+    return {tiling_, roles_.target_strides, tensors.bias, tensors.target};
   }
 
   // For outputs that no tap reaches.
@@ -260,6 +147,7 @@ class Correlate final : public Kernel {
     const Strides& strides = roles_.target_strides;
     const std::int64_t rows = sizes[0] * sizes[1] * sizes[2] * sizes[3];
     const ElementOps<E, T>& ops = element_ops<E, T>();
+    const ResultStore<E, T> store = store_of(tensors);
     parallel_for(execution, rows, 16, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
         const std::int64_t h = row % sizes[3];
@@ -269,21 +157,10 @@ class Correlate final : public Kernel {
         const T zero = 0;
         ops.store(&zero, 0,
                   tensors.target + image * strides[0] + channel * strides[1] + d * strides[2] + h * strides[3],
-                  strides[4], sizes[4], bias_of(tensors, channel));
+                  strides[4], sizes[4], store.bias_of(channel));
       }
     });
   }
-
-  // The tile of results: [phase][m][n], where m, n are target channel and cell, or cell and target channel.
-  struct Results {
-    T* sums = nullptr;
-    bool cells_are_columns = true;
-    std::int64_t row_size = 0;
-    std::int64_t phase_size = 0;
-
-    std::int64_t channel_step() const { return cells_are_columns ? row_size : 1; }
-    std::int64_t cell_step() const { return cells_are_columns ? 1 : row_size; }
-  };
 
   // A block of target channels of one group.
   struct Block {
@@ -389,7 +266,7 @@ class Correlate final : public Kernel {
     const auto phases = tiling_.phases().size();
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
 
-    Results results;
+    Results<T> results;
     results.cells_are_columns = cells_are_columns_;
     results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, math.lanes);
     results.phase_size = results.row_size * (cells_are_columns_ ? block.targets : tile.length);
@@ -436,11 +313,7 @@ class Correlate final : public Kernel {
         }
       }
     }
-    if (!cells_are_columns_ && roles_.target_strides[1] != 1) {
-      if (phases == 1 && store_transposed(tensors, tile, block, results)) return;
-      results = transposed(math, results, block.targets, tile.length, memory.lines);
-    }
-    store(tensors, tile, block.group * roles_.target_channels + block.first, block.targets, results);
+    store_of(tensors)(tile, block.group * roles_.target_channels + block.first, block.targets, results, memory.lines);
   }
 
   // The source of some channels: where cell 0 stands, and the distance from one cell of the line to the next.
@@ -479,126 +352,6 @@ class Correlate final : public Kernel {
       }
       n += vectors * math.lanes;
     }
-  }
-
-  // Rows of the tensor, straight from results with targets as columns; false where they do not lie in one piece.
-  bool store_transposed(const Tensors& tensors, const Tile& tile, const Block& block, const Results& results) const {
-    if constexpr (std::is_same_v<E, T>) {
-      const Strides& strides = roles_.target_strides;
-      const Runs runs = target_runs(tiling_, tile, tiling_.phases()[0], strides);
-      if (runs.tensor_step() != 1 || runs.line_step() != 1) return false;
-      const std::int64_t channel = block.group * roles_.target_channels + block.first;
-      for (const Runs::Run& run : runs.all()) {
-        math_ops<T>().transpose(results.sums + run.line * results.row_size, results.row_size,
-                                tensors.target + channel * strides[1] + run.tensor, strides[1], runs.count(),
-                                block.targets, tensors.bias == nullptr ? nullptr : tensors.bias + channel);
-      }
-      return true;
-    }
-    return false;
-  }
-
-  // The same results with cells as columns.
-  Results transposed(const MathOps<T>& math, const Results& results, std::int64_t targets, std::int64_t cells,
-                     Scratch<T>& memory) const {
-    const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
-    Results lines;
-    lines.row_size = round_up(cells, kMostLanes);
-    lines.phase_size = lines.row_size * targets;
-    lines.sums = memory.get(phases * lines.phase_size + kMostLanes);
-    for (std::int64_t p = 0; p < phases; ++p) {
-      math.transpose(results.sums + p * results.phase_size, results.row_size, lines.sums + p * lines.phase_size,
-                     lines.row_size, cells, targets, nullptr);
-    }
-    return lines;
-  }
-
-  void store(const Tensors& tensors, const Tile& tile, std::int64_t first_channel, std::int64_t channels,
-             const Results& results) const {
-    const Strides& strides = roles_.target_strides;
-    const View<E> view{tensors.target + first_channel * strides[1], strides, channels};
-    const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
-    const std::int64_t in_row = tiling_.row_phases();
-    if (strides[1] == 1 && channels > 1) {
-      for (std::int64_t p = 0; p < phases; ++p) store_cells(tensors, tile, p, first_channel, view, results);
-      return;
-    }
-    for (std::int64_t p = 0; p < phases; p += in_row) {
-      std::int64_t together = 0;  // cells that every phase of the row has
-      if (in_row > 1 && neighbours(p)) together = store_rows(tensors, tile, p, first_channel, view, results);
-      for (std::int64_t q = p; q < p + in_row; ++q)
-        store_phase(tensors, tile, q, together, first_channel, view, results);
-    }
-  }
-
-  // Whether the phases of a row lie side by side.
-  bool neighbours(std::int64_t first) const {
-    for (std::int64_t w = 1; w < tiling_.row_phases(); ++w) {
-      if (tiling_.phases()[first + w].lattice[2].first != tiling_.phases()[first].lattice[2].first + w) return false;
-    }
-    return true;
-  }
-
-  // Stores one phase where channels lie side by side.
-  void store_cells(const Tensors& tensors, const Tile& tile, std::int64_t index, std::int64_t first_channel,
-                   const View<E>& view, const Results& results) const {
-    const Runs runs = target_runs(tiling_, tile, tiling_.phases()[index], view.strides);
-    StoreCells<E, T> job;
-    job.cell_step = runs.line_step() * results.cell_step();
-    job.channel_step = results.channel_step();
-    job.to_step = runs.tensor_step();
-    job.cells = runs.count();
-    job.channels = view.channels;
-    job.bias = tensors.bias == nullptr ? nullptr : tensors.bias + first_channel;
-    for (const Runs::Run& run : runs.all()) {
-      job.from = results.sums + index * results.phase_size + run.line * results.cell_step();
-      job.to = view.data + run.tensor;
-      element_ops<E, T>().store_cells(job);
-    }
-  }
-
-  // Stores the cells that all phases of the rows have, interleaved; returns how many of a row, 0 for nothing done.
-  std::int64_t store_rows(const Tensors& tensors, const Tile& tile, std::int64_t first_phase,
-                          std::int64_t first_channel, const View<E>& view, const Results& results) const {
-    // The last phase is the shortest.
-    const Runs shortest =
-        target_runs(tiling_, tile, tiling_.phases()[first_phase + tiling_.row_phases() - 1], view.strides);
-    const PhaseTile& phase = tiling_.phases()[first_phase];
-    const Runs runs = target_runs(tiling_, tile, phase, view.strides);
-    if (!runs.along_row() || !shortest.along_row()) return 0;
-    Interleave<E, T> job;
-    job.phase_size = results.phase_size;
-    job.phases = tiling_.row_phases();
-    job.cell_step = results.cell_step();
-    job.to_step = view.strides[4];
-    job.period = runs.tensor_step();
-    job.count = shortest.count();
-    for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
-      job.from = results.sums + first_phase * results.phase_size + channel * results.channel_step() +
-                 run.line * results.cell_step();
-      job.to = view.data + channel * view.strides[1] + run.tensor;
-      job.bias = bias_of(tensors, first_channel + channel);
-      element_ops<E, T>().interleave(job);
-    });
-    return job.count;
-  }
-
-  // Stores what one phase has beyond the first `done` cells of each row.
-  void store_phase(const Tensors& tensors, const Tile& tile, std::int64_t index, std::int64_t done,
-                   std::int64_t first_channel, const View<E>& view, const Results& results) const {
-    const PhaseTile& phase = tiling_.phases()[index];
-    if (phase.lattice[2].count - tile.begin[2] <= done || tile.count[2] <= done) return;
-    Tile rest = tile;
-    rest.begin[2] += done;
-    rest.count[2] -= done;
-    const Runs runs = target_runs(tiling_, rest, phase, view.strides);
-    const T* const sums = results.sums + index * results.phase_size + done * results.cell_step();
-    for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
-      element_ops<E, T>().store(sums + channel * results.channel_step() + run.line * results.cell_step(),
-                                runs.line_step() * results.cell_step(),
-                                view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(), runs.count(),
-                                bias_of(tensors, first_channel + channel));
-    });
   }
 
   Problem problem_;
