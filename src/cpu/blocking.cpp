@@ -71,7 +71,11 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
     const auto tiles = static_cast<double>(shape.tiles);
     const auto weights = static_cast<double>(taps * channels);
-    const double multiply = weights * tiles * column_cost(shape.longest()) / 32;
+    // With many targets, these can be the columns.
+    const double length = static_cast<double>(shape.longest());
+    const double columns = column_cost(shape.longest());
+    const double multiply =
+        weights * tiles * (channels >= 2 * kMostLanes ? std::min(columns, 1.1 * length) : columns) / 32;
     const double pack_weights = weights * (shared ? 1 : tiles);
     const double rows = static_cast<double>(line / std::max<std::int64_t>(shape.block[2], 1));
     const double pack_source =

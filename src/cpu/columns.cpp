@@ -22,6 +22,7 @@ constexpr std::int64_t kMostImageCells = 64;  // of one sample; more have enough
 constexpr std::int64_t kLongKernel = 64;      // taps along a row
 constexpr std::int64_t kShortestRow = 3;      // taps; D is put together from pieces of this size
 constexpr std::int64_t kFewestInputs = 32;    // channels of a group
+constexpr std::int64_t kManyInputs = 512;
 constexpr std::int64_t kFewestColumns = 256;
 constexpr std::int64_t kDepth = 112;  // of the sums between two visits to memory
 constexpr std::int64_t kCells = 252;  // of a tile
@@ -360,14 +361,17 @@ Proposal propose_columns(const Problem& problem, const DeviceProperties& /*devic
                              std::to_string(kFewestColumns) + " weights of each, got " +
                              std::to_string(problem.in_channels_per_group()) + " and " + std::to_string(map.columns()));
   }
-  // grad_weight sums over the batch anyway, and is worth it as long as D is small beside the sums.
-  const bool few = problem.direction == Direction::grad_weight
-                       ? map.cells() <= 2 * problem.in_channels_per_group()
-                       : map.image_cells() > 1 && map.image_cells() <= kMostImageCells;
+  // Of a long kernel D is whole rows; otherwise it is put together from short pieces, which many input channels pay
+  // for. grad_weight sums over the batch anyway, and is worth it as long as D is small beside the sums.
+  const bool weights = problem.direction == Direction::grad_weight;
+  const std::int64_t inputs = problem.in_channels_per_group();
+  const bool few = weights ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
+                           : inputs >= kManyInputs && map.image_cells() > 1 && map.image_cells() <= kMostImageCells;
   if (!few && problem.axes[2].kernel < kLongKernel) {
-    return Proposal::decline("needs few input cells or at least " + std::to_string(kLongKernel) +
-                             " taps in a row, got " + std::to_string(map.image_cells()) + " cells and " +
-                             std::to_string(problem.axes[2].kernel) + " taps");
+    return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
+                             " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
+                             std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +
+                             " taps");
   }
   if (used_share(problem) < 0.5) return Proposal::decline("most taps fall outside of the output");
   return with_types(problem.dtype, [&]<typename E, typename T>() {

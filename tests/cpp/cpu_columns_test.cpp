@@ -23,8 +23,8 @@ Problem random_columns(Random& random) {
     problem.bias = problem.direction == Direction::forward && chance(random, 0.5);
     problem.batch = uniform(random, 1, 3);
     problem.groups = chance(random, 0.8) ? 1 : 2;
-    problem.in_channels = problem.groups * uniform(random, 32, chance(random, 0.2) ? 130 : 40);
-    problem.out_channels = problem.groups * uniform(random, 4, 30);
+    problem.in_channels = problem.groups * (chance(random, 0.3) ? uniform(random, 32, 60) : uniform(random, 512, 540));
+    problem.out_channels = problem.groups * uniform(random, 2, 9);
     const bool long_kernel = problem.rank == 1 && chance(random, 0.3);
     for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
       Axis& axis = problem.axes[a];
@@ -70,14 +70,14 @@ bool check(const Problem& problem, Tensors& tensors) {
 TEST(Columns, RandomProblems) {
   Random random(31);
   int taken = 0;
-  const int count = test::cases(400);
+  const int count = test::cases(120);
   for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
     const Problem problem = random_columns(random);
     Tensors tensors(problem, random);
     compute_exact(problem, tensors);
     taken += check(problem, tensors) ? 1 : 0;
   }
-  EXPECT_GE(taken, count / 8) << "of " << count;
+  EXPECT_GE(taken, count / 12) << "of " << count;
 }
 
 TEST(Columns, EveryInstructionSet) {
@@ -86,13 +86,13 @@ TEST(Columns, EveryInstructionSet) {
     SCOPED_TRACE(name);
     cpu::use_target(name);
     int taken = 0;
-    for (int i = 0; i < 50; ++i) {
+    for (int i = 0; i < 30; ++i) {
       const Problem problem = random_columns(random);
       Tensors tensors(problem, random);
       compute_exact(problem, tensors);
       taken += check(problem, tensors) ? 1 : 0;
     }
-    EXPECT_GE(taken, 4);
+    EXPECT_GE(taken, 1);
   }
   cpu::use_target("");
 }
@@ -101,7 +101,7 @@ Problem layer(Direction direction, std::int64_t batch) {
   Problem problem;
   problem.direction = direction;
   problem.batch = batch;
-  problem.in_channels = 130;
+  problem.in_channels = 530;
   problem.out_channels = 37;
   for (int a : {1, 2}) problem.axes[a] = {.input = 5, .kernel = 4, .stride = 2, .pad_begin = 1, .pad_end = 1};
   set_contiguous(problem);
