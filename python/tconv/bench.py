@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Options:
     pytorch: str = "default"
     threads: int | None = None
     full_size: bool = False
+    batch: int | None = None
     seconds: float = 1.0
 
 
@@ -127,6 +128,10 @@ def choose_problems(options: Options) -> list[Problem]:
     if not options.names and options.suite is None:
         return problem_sets.select_problems(problem_sets.DEFAULT_NAMES)
     chosen = problem_sets.select_problems(options.names, options.suite)
+    if options.batch is not None:
+        # Problems that differ in nothing else are one.
+        chosen = [replace(problem, batch=options.batch) for problem in chosen]
+        chosen = list({replace(problem, name="", note="", source=""): problem for problem in chosen}.values())
     if not options.channels_last:
         return chosen
     # PyTorch has no channels-last format for one axis: the two sides would do different work.

@@ -105,6 +105,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--threads", type=_positive, help="CPU threads (default: PyTorch's choice)")
     parser.add_argument("--full-size", action="store_true", help="do not cut problems to CPU scale on a CPU")
+    parser.add_argument("--batch", type=int, metavar="N", help="give every problem this batch (1: inference)")
     parser.add_argument("--seconds", type=float, default=1.0, help="time to spend measuring each problem (default: 1)")
     parser.add_argument("--host-overhead", action="store_true", help="also time the host side of a warm tiny call")
     parser.add_argument("--json", metavar="FILE", help="write every number to FILE (- for standard output)")
@@ -128,6 +129,7 @@ def _bench(options: argparse.Namespace) -> int:
             pytorch=options.pytorch,
             threads=options.threads,
             full_size=options.full_size,
+            batch=options.batch,
             seconds=options.seconds,
         )
     )

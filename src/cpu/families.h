@@ -8,6 +8,9 @@
 
 namespace tconv::cpu {
 
+// Few input cells or very long kernels: products with the weights as they lie.
+Proposal propose_columns(const Problem& problem, const DeviceProperties& device);
+
 // Phases + blocked multiplication with SIMD: the fast one.
 Proposal propose_phases(const Problem& problem, const DeviceProperties& device);
 

@@ -78,8 +78,10 @@ class GradBias final : public Kernel {
 }  // namespace
 
 Proposal propose_grad_bias(const Problem& problem) {
-  return with_types(problem.dtype, [&]<typename E, typename T>() -> std::shared_ptr<const Kernel> {
-    return std::make_shared<GradBias<E, T>>(problem);
+  return with_types(problem.dtype, [&]<typename E, typename T>() {
+    Proposal proposal;
+    proposal.kernel = std::make_shared<GradBias<E, T>>(problem);
+    return proposal;
   });
 }
 

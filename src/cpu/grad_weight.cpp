@@ -12,17 +12,20 @@
 
 #include "core/parallel.h"
 #include "cpu/packing.h"
+#include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
 
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{1} << 19;      // elements of one block of results
+constexpr std::int64_t kMostSums = std::int64_t{1} << 18;      // elements of one block of results
 constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;    // elements of a packed operand
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
-constexpr std::int64_t kDepth = 128;                           // cells between two visits to the results
-constexpr std::int64_t kTasksWanted = 16;
+constexpr std::int64_t kDepth =
+    112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
+constexpr std::int64_t kTasksWanted = 8;
+constexpr std::int64_t kRows = 14;       // output channels are cut at multiples of this
 constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot products
 
 struct Blocking {
@@ -101,30 +104,33 @@ class GradWeight final : public Kernel {
     if (clears_first_) clear(weight, execution);
     if (tiling_.all_taps() == 0 || problem_.batch == 0) return;
     const std::int64_t channel_tasks = problem_.groups * blocking_.input_blocks * blocking_.output_blocks;
-    Scratch<T> partials;
-    T* const blocks = splits_ > 1 ? partials.get(channel_tasks * splits_ * block_size_) : nullptr;
-    parallel_for(execution, channel_tasks * splits_, 1, [&](std::int64_t begin, std::int64_t end) {
+    T* const blocks = splits_ > 1 ? static_cast<T*>(buffers.workspace) : nullptr;
+    for_each_task(execution, channel_tasks * splits_, [&](std::int64_t task) {
       thread_local Scratch<T> own;
-      for (std::int64_t task = begin; task < end; ++task) {
-        T* const block = blocks != nullptr ? blocks + task * block_size_ : own.get(block_size_);
-        std::fill(block, block + block_size_, T{0});
-        sum_cells(input, grad, ChannelBlock(*this, task / splits_), task % splits_, block);
-        if (splits_ == 1) store(block, ChannelBlock(*this, task), weight);
-      }
+      T* const block = blocks != nullptr ? blocks + task * block_size_ : own.get(block_size_);
+      std::fill(block, block + block_size_, T{0});
+      const ChannelBlock channels(*this, task / splits_);
+      sum_cells(input, grad, channels, task % splits_, block);
+      if (splits_ == 1) store(block, channels, 0, channels.outputs, weight);
     });
     if (splits_ == 1) return;
-    // One output channel of one block at a time.
-    parallel_for(execution, channel_tasks * blocking_.outputs, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t item = begin; item < end; ++item) {
-        const std::int64_t task = item / blocking_.outputs;
-        const std::int64_t output = item % blocking_.outputs;
-        const ChannelBlock channels(*this, task);
-        if (output >= channels.outputs) continue;
-        T* const block = blocks + task * splits_ * block_size_;
-        add_splits(block, output);
-        for (std::int64_t row = 0; row < channels.inputs; ++row) store_cell(block, channels, row, output, weight);
-      }
+    // A few output channels of one block at a time.
+    constexpr std::int64_t kTogether = 8;
+    const std::int64_t parts = ceil_div(blocking_.outputs, kTogether);
+    for_each_task(execution, channel_tasks * parts, [&](std::int64_t item) {
+      const std::int64_t task = item / parts;
+      const ChannelBlock channels(*this, task);
+      T* const block = blocks + task * splits_ * block_size_;
+      const std::int64_t first = item % parts * kTogether;
+      const std::int64_t last = std::min(first + kTogether, channels.outputs);
+      for (std::int64_t output = first; output < last; ++output) add_splits(block, output);
+      store(block, channels, first, last, weight);
     });
+  }
+
+  std::size_t workspace_bytes() const {
+    if (splits_ == 1) return 0;
+    return problem_.groups * blocking_.input_blocks * blocking_.output_blocks * splits_ * block_size_ * sizeof(T);
   }
 
   std::string describe() const override {
@@ -186,10 +192,12 @@ class GradWeight final : public Kernel {
   void sum_cells(const E* input, const E* grad, const ChannelBlock& channels, std::int64_t split, T* block) const {
     thread_local Memory memory;
     const MathOps<T>& math = math_ops<T>();
-    const std::int64_t line_size = round_up(tiling_.longest(), math.lanes);
-    const PackedSteps steps =
-        blocking_.along_inputs ? PackedSteps{1, blocking_.inputs} : PackedSteps{tiling_.plane_size(), 1};
-    T* const packed_input = memory.input.get(tiling_.plane_size() * blocking_.inputs);
+    // An odd number of cache lines, so that rows do not fall into the same cache sets.
+    const std::int64_t line_size = round_up(tiling_.longest(), 2 * kMostLanes) + kMostLanes;
+    const auto tile_size = math.tile_for(channels.outputs, channels.inputs);
+    const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
+    T* const packed_input =
+        memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
     T* const packed_grad = memory.grad.get(blocking_.outputs * line_size);
     std::int64_t* const offsets =
         memory.offsets.get(std::max(kDepth, tiling_.most_taps() * (blocking_.along_inputs ? 1 : blocking_.inputs)));
@@ -203,7 +211,11 @@ class GradWeight final : public Kernel {
     const std::int64_t last_tile = tiling_.tiles() * (split + 1) / splits_;
     for (std::int64_t index = first_tile; index < last_tile; ++index) {
       const Tile tile = tiling_.tile(index);
-      pack_source(tiling_, tile, input_view, steps, packed_input);
+      if (blocking_.along_inputs) {
+        pack_panels(math, tile, input_view, panel, packed_input);
+      } else {
+        pack_source(tiling_, tile, input_view, PackedSteps{tiling_.plane_size(), 1}, packed_input);
+      }
       for (std::size_t p = 0; p < tiling_.phases().size(); ++p) {
         const PhaseTile& phase = tiling_.phases()[p];
         // The gaps must be zero: there the input is multiplied too.
@@ -212,8 +224,7 @@ class GradWeight final : public Kernel {
                   packed_grad);
         T* const sums = block + phase_begins_[p];
         if (blocking_.along_inputs) {
-          multiply(math, phase, channels, tile.length, packed_grad, line_size,
-                   packed_input + tiling_.lead() * blocking_.inputs, offsets, sums);
+          multiply(math, tile_size, phase, channels, tile.length, packed_grad, line_size, packed_input, offsets, sums);
         } else {
           dot(math, phase, channels, tile.length, packed_grad, line_size, packed_input + tiling_.lead(), offsets, sums);
         }
@@ -221,29 +232,43 @@ class GradWeight final : public Kernel {
     }
   }
 
-  void multiply(const MathOps<T>& math, const PhaseTile& phase, const ChannelBlock& channels, std::int64_t length,
-                const T* grad, std::int64_t line_size, const T* input, std::int64_t* offsets, T* sums) const {
+  // The input of a tile as [panel of channels][position][channel], zero wherever there is none.
+  void pack_panels(const MathOps<T>& math, const Tile& tile, const View<const E>& view, std::int64_t panel,
+                   T* packed) const {
+    const Runs runs = source_runs(tiling_, tile, tiling_.sources()[0], view.strides);
+    for (std::int64_t n = 0; n < view.channels; n += panel) {
+      const std::int64_t width = panel_width(math, panel, view.channels, n);
+      T* const to = packed + n * tiling_.plane_size();
+      std::fill_n(to, width * tiling_.plane_size(), T{0});
+      load_runs(View<const E>{view.data + n * view.strides[1], view.strides, std::min(panel, view.channels - n)}, runs,
+                PackedSteps{1, width}, to + tiling_.lead() * width);
+    }
+  }
+
+  void multiply(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
+                const ChannelBlock& channels, std::int64_t length, const T* grad, std::int64_t line_size,
+                const T* packed_input, std::int64_t* offsets, T* sums) const {
     std::iota(offsets, offsets + kDepth, 0);
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
+    const std::int64_t panel = tile_size.vectors * math.lanes;
     Multiply<T> job;
     job.offsets = offsets;
     job.a_step = line_size;
-    job.b_step = blocking_.inputs;
     job.c_step = taps * blocking_.inputs;
     job.accumulate = true;
     for (std::int64_t k = 0; k < length; k += kDepth) {
       job.depth = std::min(kDepth, length - k);
-      for (std::int64_t t = 0; t < taps; ++t) {
-        for (std::int64_t n = 0; n < channels.inputs;) {
-          const std::int64_t vectors = math.vectors_for(channels.inputs - n);
-          job.b = input + (k + phase.taps[t].offset) * blocking_.inputs + n;
-          for (std::int64_t m = 0; m < channels.outputs; m += kRows) {
+      for (std::int64_t n = 0; n < channels.inputs; n += panel) {
+        job.b_step = panel_width(math, panel, channels.inputs, n);
+        const T* const input = packed_input + n * tiling_.plane_size() + (tiling_.lead() + k) * job.b_step;
+        for (std::int64_t t = 0; t < taps; ++t) {
+          job.b = input + phase.taps[t].offset * job.b_step;
+          for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {
             job.a = grad + m * line_size + k;
             job.c = sums + (m * taps + t) * blocking_.inputs + n;
-            const std::int64_t rows = std::min(kRows, channels.outputs - m);
-            math.multiply_a_in_place[rows - 1][math.choice_of(vectors)](job);
+            const std::int64_t rows = std::min(tile_size.rows, channels.outputs - m);
+            math.multiply_a_in_place[rows - 1][job.b_step / math.lanes - 1](job);
           }
-          n += vectors * math.lanes;
         }
       }
     }
@@ -285,28 +310,26 @@ class GradWeight final : public Kernel {
     }
   }
 
-  // In the order in which the weight lies in memory.
-  void store(const T* block, const ChannelBlock& channels, E* weight) const {
-    if (std::abs(problem_.weight_strides[0]) < std::abs(problem_.weight_strides[1])) {
-      for (std::int64_t output = 0; output < channels.outputs; ++output) {
-        for (std::int64_t row = 0; row < channels.inputs; ++row) store_cell(block, channels, row, output, weight);
-      }
-    } else {
-      for (std::int64_t input = 0; input < channels.inputs; ++input) {
-        for (std::int64_t output = 0; output < channels.outputs; ++output)
-          store_cell(block, channels, input, output, weight);
+  // The output channels first <= output < last of a block.
+  void store(const T* block, const ChannelBlock& channels, std::int64_t first, std::int64_t last, E* weight) const {
+    const Strides& strides = problem_.weight_strides;
+    const std::int64_t input_channel = channels.group * problem_.in_channels_per_group() + channels.first_input;
+    E* const to = weight + input_channel * strides[0] + channels.first_output * strides[1];
+    Scatter<E, T> job;
+    job.to_places = weight_places_.data();
+    job.to_step = strides[0];
+    job.count = static_cast<std::int64_t>(weight_places_.size());
+    // A few input channels at a time, so that what is written together stays in the cache.
+    constexpr std::int64_t kTogether = 16;
+    for (std::int64_t input = 0; input < channels.inputs; input += kTogether) {
+      job.channels = std::min(kTogether, channels.inputs - input);
+      job.from = block + input;
+      for (std::int64_t output = first; output < last; ++output) {
+        job.from_places = block_places_.data() + output * job.count;
+        job.to = to + input * strides[0] + output * strides[1];
+        element_ops<E, T>().scatter(job);
       }
     }
-  }
-
-  // All taps of one pair of channels.
-  void store_cell(const T* block, const ChannelBlock& channels, std::int64_t input, std::int64_t output,
-                  E* weight) const {
-    const auto taps = static_cast<std::int64_t>(weight_places_.size());
-    const Strides& strides = problem_.weight_strides;
-    const std::int64_t input_channel = channels.group * problem_.in_channels_per_group() + channels.first_input + input;
-    E* const to = weight + input_channel * strides[0] + (channels.first_output + output) * strides[1];
-    element_ops<E, T>().scatter(block + input, block_places_.data() + output * taps, to, weight_places_.data(), taps);
   }
 
   Problem problem_;
@@ -331,8 +354,12 @@ Proposal propose_grad_weight(const Problem& problem) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
                              std::to_string(tiling.plane_size()));
   }
-  return with_types(problem.dtype, [&]<typename E, typename T>() -> std::shared_ptr<const Kernel> {
-    return std::make_shared<GradWeight<E, T>>(problem, blocking, tiling);
+  return with_types(problem.dtype, [&]<typename E, typename T>() {
+    Proposal proposal;
+    const auto kernel = std::make_shared<GradWeight<E, T>>(problem, blocking, tiling);
+    proposal.workspace_bytes = kernel->workspace_bytes();
+    proposal.kernel = kernel;
+    return proposal;
   });
 }
 

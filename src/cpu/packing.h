@@ -75,6 +75,14 @@ class Runs {
   std::int64_t tensor_step() const { return tensor_step_; }
   std::int64_t line_step() const { return line_step_; }
   const std::vector<Run>& all() const { return runs_; }
+
+  // Whether the positions 0 <= p < length of the line lie at equal distances in the tensor, all of them.
+  bool is_one_run(std::int64_t length) const {
+    if (count_ * static_cast<std::int64_t>(runs_.size()) != length || line_step_ != 1) return false;
+    return std::all_of(runs_.begin(), runs_.end(), [this](const Run& run) {
+      return run.tensor - runs_.front().tensor == (run.line - runs_.front().line) * tensor_step_;
+    });
+  }
   bool along_row() const { return along_row_; }
 
  private:
@@ -119,25 +127,50 @@ struct PackedSteps {
 template <typename E, typename T>
 void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& steps, T* line) {
   const ElementOps<E, T>& ops = element_ops<E, T>();
+  if (steps.channel == 1 && view.strides[1] == 1) {
+    for (const Runs::Run& run : runs.all()) {
+      for (std::int64_t i = 0; i < runs.count(); ++i) {
+        ops.load(view.data + run.tensor + i * runs.tensor_step(), 1,
+                 line + (run.line + i * runs.line_step()) * steps.cell, 1, view.channels);
+      }
+    }
+    return;
+  }
+  if (steps.channel == 1 && runs.tensor_step() == 1 && runs.line_step() == 1) {
+    for (const Runs::Run& run : runs.all()) {
+      ops.load_channels(view.data + run.tensor, view.strides[1], line + run.line * steps.cell, steps.cell,
+                        view.channels, runs.count());
+    }
+    return;
+  }
   for_each_channel_and_run(view, runs, steps.cell != 1, [&](std::int64_t channel, const Runs::Run& run) {
     ops.load(view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(),
              line + channel * steps.channel + run.line * steps.cell, runs.line_step() * steps.cell, runs.count());
   });
 }
 
+// Where the source positions of a tile stand along the line.
+inline Runs source_runs(const Tiling& tiling, const Tile& tile, const std::array<Lattice, kSpatialAxes>& source,
+                        const Strides& strides) {
+  return {tiling, tile, source, tile.origin, tiling.pitch(), strides};
+}
+
 // The source of a tile as `lines` [source lattice][plane_size], zero wherever there is no source position.
 template <typename E, typename T>
 void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& view, const PackedSteps& steps, T* to) {
   const auto sources = static_cast<std::int64_t>(tiling.sources().size());
-  const std::int64_t size = sources * tiling.plane_size();
-  if (steps.cell == 1) {
-    for (std::int64_t c = 0; c < view.channels; ++c) std::fill_n(to + c * steps.channel, size, T{0});
-  } else {
-    std::fill_n(to, size * steps.cell, T{0});
-  }
+  const std::int64_t size = tiling.plane_size();
   for (std::int64_t s = 0; s < sources; ++s) {
-    const Runs runs(tiling, tile, tiling.sources()[s], tile.origin, tiling.pitch(), view.strides);
-    load_runs(view, runs, steps, to + (s * tiling.plane_size() + tiling.lead()) * steps.cell);
+    const Runs runs = source_runs(tiling, tile, tiling.sources()[s], view.strides);
+    T* const lines = to + s * size * steps.cell;
+    if (tiling.reads_around() || !runs.is_one_run(tile.length)) {
+      if (steps.cell == 1) {
+        for (std::int64_t c = 0; c < view.channels; ++c) std::fill_n(lines + c * steps.channel, size, T{0});
+      } else {
+        std::fill_n(lines, size * steps.cell, T{0});
+      }
+    }
+    load_runs(view, runs, steps, lines + tiling.lead() * steps.cell);
   }
 }
 

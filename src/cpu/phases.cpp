@@ -4,10 +4,10 @@
 
 namespace tconv::cpu {
 
-Proposal propose_phases(const Problem& problem, const DeviceProperties& /*device*/) {
+Proposal propose_phases(const Problem& problem, const DeviceProperties& device) {
   switch (problem.direction) {
     case Direction::forward:
-    case Direction::grad_input: return propose_correlate(problem);
+    case Direction::grad_input: return propose_correlate(problem, device);
     case Direction::grad_weight: return propose_grad_weight(problem);
     case Direction::grad_bias: return propose_grad_bias(problem);
   }

@@ -8,6 +8,7 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::array kFamilies = {
+    Family{"columns", propose_columns},
     Family{"phases", propose_phases},
     Family{"reference", propose_reference},
 };

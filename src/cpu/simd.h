@@ -2,6 +2,7 @@
 // that calls through these tables.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -35,40 +36,73 @@ struct Dot {
   std::int64_t c_step = 0;
 };
 
-inline constexpr std::int64_t kRows = 6;     // rows of a register tile, at most
-inline constexpr std::int64_t kDotRows = 4;  // both sides of a tile of dot products, at most
-inline constexpr int kVectorChoices = 3;     // 1, 2 or 4 vectors wide
+inline constexpr std::int64_t kMostRows = 14;  // rows of a register tile, at most
+inline constexpr std::int64_t kDotRows = 4;    // both sides of a tile of dot products, at most
+inline constexpr std::int64_t kMostVectors = 4;
 
 // Loops over the arithmetic type T (float or double).
 template <typename T>
 struct MathOps {
   std::int64_t lanes = 1;
-  std::int64_t most_vectors = 1;  // widest register tile
-  // [rows - 1][log2 of vectors]; b in place: b(k, n) = b[offsets[k] + n], a(k, m) = a[k rows + m];
+  std::int64_t rows = 1;                          // of the tallest register tile
+  std::array<std::int64_t, kMostRows> vectors{};  // [rows - 1]: of the widest one
+  // [rows - 1][vectors - 1]; b in place: b(k, n) = b[offsets[k] + n], a(k, m) = a[k rows + m];
   // a in place: a(k, m) = a[offsets[k] + m a_step], b(k, n) = b[k b_step + n].
-  using MultiplyTable = std::array<std::array<void (*)(const Multiply<T>&), kVectorChoices>, kRows>;
+  using MultiplyTable = std::array<std::array<void (*)(const Multiply<T>&), kMostVectors>, kMostRows>;
   MultiplyTable multiply_b_in_place{};
   MultiplyTable multiply_a_in_place{};
   std::array<std::array<void (*)(const Dot<T>&), kDotRows>, kDotRows> dot{};  // [rows of a - 1][rows of b - 1]
+  // to[c to_step + r] = from[r from_step + c] + bias[c], r < row_count, c < columns; no bias: nullptr
+  void (*transpose)(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t row_count,
+                    std::int64_t columns, const T* bias) = nullptr;
 
-  // Vectors of the next register tile when `columns` are left, and where the tables keep tiles of that width.
-  std::int64_t vectors_for(std::int64_t columns) const {
-    const std::int64_t left = (columns + lanes - 1) / lanes;
-    return left >= most_vectors ? most_vectors : (left >= 2 ? 2 : 1);
-  }
-  static std::size_t choice_of(std::int64_t vectors) {
-    return vectors == 4 ? 2 : static_cast<std::size_t>(vectors - 1);
+  struct TileSize {
+    std::int64_t rows = 1;
+    std::int64_t vectors = 1;
+  };
+  // The register tiles that take the least time for a product of this size.
+  TileSize tile_for(std::int64_t row_count, std::int64_t columns) const {
+    const std::int64_t all = (columns + lanes - 1) / lanes;
+    TileSize best;
+    double least = 0;
+    for (std::int64_t v = 1; v <= vectors[0]; ++v) {
+      std::int64_t most = rows;
+      while (vectors[most - 1] < v) --most;
+      const std::int64_t tiles = (row_count + most - 1) / most;
+      const std::int64_t r = (row_count + tiles - 1) / std::max<std::int64_t>(tiles, 1);
+      // Two multiply-adds or two loads a cycle, and four cycles until a sum can be added to again.
+      const auto cycles = [r](std::int64_t width) {
+        return width == 0 ? 0.0 : static_cast<double>(std::max({r * width, r + width, std::int64_t{8}})) / 2 + 1;
+      };
+      const double cost = static_cast<double>(tiles) * (static_cast<double>(all / v) * cycles(v) + cycles(all % v));
+      if (v == 1 || cost < least) {
+        least = cost;
+        best = {std::max<std::int64_t>(r, 1), v};
+      }
+    }
+    return best;
   }
 };
 
-// The weights of some taps, some source channels and `valid` target channels, as [channel][tap][width], the rest zero.
+// The weights of some source channels and `valid` target channels, tap by tap:
+//   packed[taps[t].to + channel taps[t].to_step + target] = source[channel channel_step + taps[t].from + target
+//   target_step]
+// and zeros from `valid` to `width`.
+struct PackTap {
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  std::int64_t to_step = 0;
+};
+
 template <typename E, typename T>
 struct PackWeights {
   const E* source = nullptr;
   std::int64_t channel_step = 0;
+  std::int64_t first_channel = 0;
   std::int64_t channels = 0;
-  const std::int64_t* taps = nullptr;  // their offsets
+  const PackTap* taps = nullptr;
   std::int64_t tap_count = 0;
+  bool whole_taps = false;  // the taps of a target are the elements 0 <= from < tap_count
   std::int64_t target_step = 0;
   std::int64_t valid = 0;
   std::int64_t width = 0;
@@ -89,6 +123,32 @@ struct Interleave {
   T bias = 0;
 };
 
+// Cells whose channels lie side by side in the tensor: to[cell to_step + channel] = from[cell cell_step + channel
+// channel_step] + bias[channel], rounded. No bias: nullptr.
+template <typename E, typename T>
+struct StoreCells {
+  const T* from = nullptr;
+  std::int64_t cell_step = 0;
+  std::int64_t channel_step = 0;
+  E* to = nullptr;
+  std::int64_t to_step = 0;
+  std::int64_t cells = 0;
+  std::int64_t channels = 0;
+  const E* bias = nullptr;
+};
+
+// Rows of channels into a tensor: to[to_places[i] + channel to_step] = from[from_places[i] + channel], rounded.
+template <typename E, typename T>
+struct Scatter {
+  const T* from = nullptr;
+  const std::int64_t* from_places = nullptr;
+  E* to = nullptr;
+  const std::int64_t* to_places = nullptr;
+  std::int64_t to_step = 0;
+  std::int64_t count = 0;
+  std::int64_t channels = 0;
+};
+
 // Loops that touch tensors of element type E; T is the type that it is computed in.
 template <typename E, typename T>
 struct ElementOps {
@@ -98,9 +158,11 @@ struct ElementOps {
   void (*store)(const T* from, std::int64_t from_step, E* to, std::int64_t to_step, std::int64_t count,
                 T bias) = nullptr;
   void (*interleave)(const Interleave<E, T>& job) = nullptr;
-  // to[to_places[i]] = from[from_places[i]], rounded
-  void (*scatter)(const T* from, const std::int64_t* from_places, E* to, const std::int64_t* to_places,
-                  std::int64_t count) = nullptr;
+  void (*store_cells)(const StoreCells<E, T>& job) = nullptr;
+  // to[i to_step + channel] = from[channel from_step + i]
+  void (*load_channels)(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
+                        std::int64_t count) = nullptr;
+  void (*scatter)(const Scatter<E, T>& job) = nullptr;
   void (*pack_weights)(const PackWeights<E, T>& job) = nullptr;
   // sums[i] += from[i step]
   void (*add)(const E* from, std::int64_t step, double* sums, std::int64_t count) = nullptr;

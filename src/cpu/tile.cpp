@@ -4,37 +4,43 @@
 
 namespace tconv::cpu {
 
-Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells) : maps_(std::move(maps)), batch_(batch) {
+TileShape::TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most_cells) {
   std::int64_t room = std::max<std::int64_t>(most_cells, 1);
-  tiles_ = 1;
   for (int a = kSpatialAxes - 1; a >= 0; --a) {
-    const AxisMap& map = maps_[a];
+    const AxisMap& map = maps[a];
     const std::int64_t cells = std::max<std::int64_t>(map.cells, 1);
-    tiles_along_[a] = ceil_div(cells, std::min(cells, room));
-    block_[a] = ceil_div(cells, tiles_along_[a]);
-    tiles_along_[a] = ceil_div(cells, block_[a]);
-    room = std::max<std::int64_t>(room / block_[a], 1);
-    tiles_ *= tiles_along_[a];
+    tiles_along[a] = ceil_div(cells, std::min(cells, room));
+    block[a] = ceil_div(cells, tiles_along[a]);
+    tiles_along[a] = ceil_div(cells, block[a]);
+    room = std::max<std::int64_t>(room / block[a], 1);
+    tiles *= tiles_along[a];
     // Either the source cells of the tile with both halos or, when the tile spans the axis, the source cells and one
     // gap of zeros that serves as the end of a row and as the beginning of the next.
-    pitch_[a] = block_[a] + map.highest - map.lowest;
-    if (tiles_along_[a] == 1) {
-      const std::int64_t shared = std::max({block_[a] + map.highest, map.source_size - map.lowest, std::int64_t{1}});
-      shares_gap_[a] = shared <= pitch_[a];
-      pitch_[a] = std::min(pitch_[a], shared);
+    pitch[a] = block[a] + map.highest - map.lowest;
+    if (tiles_along[a] == 1) {
+      const std::int64_t shared = std::max({block[a] + map.highest, map.source_size - map.lowest, std::int64_t{1}});
+      shares_gap[a] = shared <= pitch[a];
+      pitch[a] = std::min(pitch[a], shared);
     }
   }
-  images_per_tile_ = std::clamp<std::int64_t>(room, 1, std::max<std::int64_t>(batch, 1));
-  images_per_tile_ = ceil_div(batch, std::max<std::int64_t>(ceil_div(batch, images_per_tile_), 1));
-  images_per_tile_ = std::max<std::int64_t>(images_per_tile_, 1);
-  tiles_ *= ceil_div(batch, images_per_tile_);
+  images = std::clamp<std::int64_t>(room, 1, std::max<std::int64_t>(batch, 1));
+  images = ceil_div(batch, std::max<std::int64_t>(ceil_div(batch, images), 1));
+  images = std::max<std::int64_t>(images, 1);
+  tiles *= ceil_div(batch, images);
+  steps = {pitch[1] * pitch[2], pitch[2], 1};
+  image_step = pitch[0] * steps[0];
+}
 
-  steps_ = {pitch_[1] * pitch_[2], pitch_[2], 1};
-  image_step_ = pitch_[0] * steps_[0];
-  longest_ = length_of(images_per_tile_, block_);
+std::int64_t TileShape::length_of(std::int64_t tile_images, const Triple& count) const {
+  std::int64_t last = (tile_images - 1) * image_step;
+  for (int a = 0; a < kSpatialAxes; ++a) last += (count[a] - 1) * steps[a];
+  return last + 1;
+}
 
+Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells)
+    : maps_(std::move(maps)), batch_(batch), shape_(maps_, batch, most_cells) {
   const auto place = [this](int a, std::int64_t offset) {
-    return (shares_gap_[a] ? offset : offset - maps_[a].lowest) * steps_[a];
+    return (shape_.shares_gap[a] ? offset : offset - maps_[a].lowest) * shape_.steps[a];
   };
   const auto& [depth, height, width] = maps_;
   std::int64_t lowest = 0;
@@ -51,6 +57,7 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells) : map
               const std::int64_t source = (kd.source * heights + kh.source) * widths + kw.source;
               const std::int64_t offset = place(0, kd.offset) + place(1, kh.offset) + place(2, kw.offset);
               phase.taps.push_back({{kd.tap, kh.tap, kw.tap}, source, offset});
+              reads_around_ = reads_around_ || offset != 0;
               lowest = std::min(lowest, offset);
               highest = std::max(highest, offset);
             }
@@ -70,26 +77,22 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells) : map
     }
   }
   lead_ = round_up(-lowest, 16);
-  plane_size_ = round_up(lead_ + std::max(images_per_tile_ * image_step_, longest_ + highest) + kSlack, 16);
-}
-
-std::int64_t Tiling::length_of(std::int64_t images, const Triple& count) const {
-  std::int64_t last = (images - 1) * image_step_;
-  for (int a = 0; a < kSpatialAxes; ++a) last += (count[a] - 1) * steps_[a];
-  return last + 1;
+  plane_size_ = round_up(lead_ + std::max(shape_.images * shape_.image_step, longest() + highest) + kSlack, 16);
+  // An odd number of cache lines, so that the same cell of neighbouring channels does not fall into the same cache set.
+  plane_size_ += plane_size_ / 16 % 2 == 0 ? 16 : 0;
 }
 
 Tile Tiling::tile(std::int64_t index) const {
   Tile tile;
   for (int a = kSpatialAxes - 1; a >= 0; --a) {
-    tile.begin[a] = index % tiles_along_[a] * block_[a];
-    index /= tiles_along_[a];
-    tile.count[a] = std::min(block_[a], maps_[a].cells - tile.begin[a]);
-    tile.origin[a] = shares_gap_[a] ? 0 : tile.begin[a] + maps_[a].lowest;
+    tile.begin[a] = index % shape_.tiles_along[a] * shape_.block[a];
+    index /= shape_.tiles_along[a];
+    tile.count[a] = std::min(shape_.block[a], maps_[a].cells - tile.begin[a]);
+    tile.origin[a] = shape_.shares_gap[a] ? 0 : tile.begin[a] + maps_[a].lowest;
   }
-  tile.image = index * images_per_tile_;
-  tile.images = std::min(images_per_tile_, batch_ - tile.image);
-  tile.length = length_of(tile.images, tile.count);
+  tile.image = index * shape_.images;
+  tile.images = std::min(shape_.images, batch_ - tile.image);
+  tile.length = shape_.length_of(tile.images, tile.count);
   return tile;
 }
 

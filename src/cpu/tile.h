@@ -39,12 +39,29 @@ struct Tile {
   std::int64_t length = 0;  // along the line, from the first cell to the last
 };
 
+// The boxes that the cells are cut into, and how one of them is laid out along the line.
+struct TileShape {
+  std::int64_t tiles = 1;
+  std::int64_t images = 1;  // of a tile
+  Triple tiles_along{};
+  Triple block{};  // cells of a tile
+  Triple pitch{};  // positions of the line from one cell of an axis to the end of its row
+  std::array<bool, kSpatialAxes> shares_gap{};
+  Triple steps{};
+  std::int64_t image_step = 0;
+
+  // At most about `most_cells` cells a tile.
+  TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most_cells);
+
+  std::int64_t length_of(std::int64_t tile_images, const Triple& count) const;
+  std::int64_t longest() const { return length_of(images, block); }  // Tile::length of a full tile
+};
+
 class Tiling {
  public:
-  // At most about `most_cells` cells a tile.
   Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells);
 
-  std::int64_t tiles() const { return tiles_; }
+  std::int64_t tiles() const { return shape_.tiles; }
   Tile tile(std::int64_t index) const;
 
   const std::vector<PhaseTile>& phases() const { return phases_; }
@@ -54,33 +71,24 @@ class Tiling {
 
   std::int64_t row_phases() const { return row_phases_; }  // consecutive phases that differ in width alone
 
-  const Triple& pitch() const { return pitch_; }
-  const Triple& steps() const { return steps_; }
-  std::int64_t image_step() const { return image_step_; }
-  std::int64_t longest() const { return longest_; }        // Tile::length of a full tile
+  const Triple& pitch() const { return shape_.pitch; }
+  const Triple& steps() const { return shape_.steps; }
+  std::int64_t image_step() const { return shape_.image_step; }
+  std::int64_t longest() const { return shape_.longest(); }
+  bool reads_around() const { return reads_around_; }      // whether a tap reads another position than its cell's own
   std::int64_t lead() const { return lead_; }              // elements before position 0
   std::int64_t plane_size() const { return plane_size_; }  // elements of one packed channel of one source lattice
-  std::int64_t images_per_tile() const { return images_per_tile_; }
 
  private:
-  std::int64_t length_of(std::int64_t images, const Triple& count) const;
-
   AxisMaps maps_;
   std::int64_t batch_;
-  std::int64_t images_per_tile_ = 1;
-  Triple block_{};
-  Triple pitch_{};
-  std::array<bool, kSpatialAxes> shares_gap_{};
-  Triple steps_{};
-  std::int64_t image_step_ = 0;
-  std::int64_t longest_ = 0;
+  TileShape shape_;
+  bool reads_around_ = false;
   std::int64_t lead_ = 0;
   std::int64_t plane_size_ = 0;
-  std::int64_t tiles_ = 0;
   std::int64_t all_taps_ = 0;
   std::int64_t most_taps_ = 0;
   std::int64_t row_phases_ = 1;
-  Triple tiles_along_{};
   std::vector<PhaseTile> phases_;
   std::vector<std::array<Lattice, kSpatialAxes>> sources_;
 };

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -266,6 +267,16 @@ inline void expect_close(const Problem& problem, Tensors& tensors, DType arithme
         << to_string(problem);
   }
   EXPECT_EQ(result.damaged(), -1) << "wrote outside of the result: " << to_string(problem);
+}
+
+// Runs a plan with the workspace that it asks for, poisoned.
+inline void run_with_workspace(const Plan& plan, Buffers buffers, const Execution& execution = {}) {
+  constexpr std::size_t kAlignment = 256;
+  std::vector<std::byte> memory(plan.workspace_bytes + kAlignment, std::byte{0xff});
+  void* aligned = memory.data();
+  std::size_t space = memory.size();
+  buffers.workspace = std::align(kAlignment, plan.workspace_bytes, aligned, space);
+  run(plan, buffers, execution);
 }
 
 // The result in double, and the sum of the magnitudes of its terms, by the reference.

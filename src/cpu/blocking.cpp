@@ -1,0 +1,102 @@
+#include "cpu/blocking.h"
+
+#include <algorithm>
+
+#include "cpu/panels.h"
+
+namespace tconv::cpu {
+namespace {
+
+constexpr std::int64_t kMostSums = std::int64_t{3} << 15;  // elements of a tile of results: they stay in the L2 cache
+constexpr std::int64_t kFewestCells = 64;                  // fewer leave too little to do for what is packed
+constexpr std::int64_t kTasksWanted = 16;                  // no more are needed to keep the threads busy
+constexpr std::int64_t kPanel = 14;                        // target channels are cut at multiples of this
+constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of packed weights that any call may hold
+
+// In cycles, roughly.
+constexpr double kTaskCost = 3000;
+constexpr double kRowCost = 25;  // of a row of the source, however short
+
+}  // namespace
+
+AxisMaps maps_of(const Problem& problem) {
+  AxisMaps maps;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const Axis& axis = problem.axes[a];
+    maps[a] = problem.direction == Direction::forward ? map_from_output(axis) : map_from_input(axis);
+  }
+  return maps;
+}
+
+bool weights_are_shared(const Problem& problem) {
+  const std::int64_t element = problem.dtype == DType::f64 ? 8 : 4;
+  const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+  const std::int64_t room = std::max(kSharedWeights, tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / 16);
+  return element_count(problem.weight_sizes()) * element <= room;
+}
+
+double column_cost(std::int64_t columns) {
+  const std::int64_t vectors = ceil_div(columns, kMostLanes);
+  return static_cast<double>(vectors / 2 * 2 * kMostLanes) + (vectors % 2 == 0 ? 0 : 1.6 * kMostLanes);
+}
+
+// Counts the cycles of a group.
+Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads) {
+  std::int64_t phases = 1;
+  std::int64_t sources = 1;
+  std::int64_t taps = 1;
+  std::int64_t cells = std::max<std::int64_t>(problem.batch, 1);
+  for (const AxisMap& map : maps) {
+    phases *= std::max<std::int64_t>(static_cast<std::int64_t>(map.targets.size()), 1);
+    sources *= std::max<std::int64_t>(static_cast<std::int64_t>(map.sources.size()), 1);
+    cells *= std::max<std::int64_t>(map.cells, 1);
+  }
+  for (const Axis& axis : problem.axes) taps *= axis.kernel;
+  const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
+  const bool shared = weights_are_shared(problem);
+  const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
+    blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
+    blocking.target_channels = round_up(ceil_div(channels, blocking.target_blocks), channels > kPanel ? 2 : 1);
+    blocking.target_blocks = ceil_div(channels, blocking.target_channels);
+    return blocking;
+  };
+  Blocking best;
+  double least = 0;
+  for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
+    Blocking blocking;
+    blocking.cells = ceil_div(cells, parts);
+    const TileShape shape(maps, problem.batch, blocking.cells);
+    const std::int64_t line = shape.images * shape.image_step;
+    const bool last = blocking.cells <= kFewestCells;
+    if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
+    const auto tiles = static_cast<double>(shape.tiles);
+    const auto weights = static_cast<double>(taps * channels);
+    // With many targets, these can be the columns.
+    const double length = static_cast<double>(shape.longest());
+    const double columns = column_cost(shape.longest());
+    const double multiply =
+        weights * tiles * (channels >= 2 * kMostLanes ? std::min(columns, 1.1 * length) : columns) / 32;
+    const double pack_weights = weights * (shared ? 1 : tiles);
+    const double rows = static_cast<double>(line / std::max<std::int64_t>(shape.block[2], 1));
+    const double pack_source =
+        static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
+    const std::int64_t room = kMostSums / (phases * shape.longest());
+    for (std::int64_t targets = room >= kPanel ? room / kPanel * kPanel : room;; targets = ceil_div(targets, 2)) {
+      blocking = with_targets(blocking, targets);
+      const std::int64_t tasks = problem.groups * blocking.target_blocks * shape.tiles;
+      const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
+      const double cost = ((multiply + pack_weights + pack_source * static_cast<double>(blocking.target_blocks)) *
+                               static_cast<double>(roles.source_channels) +
+                           kTaskCost * static_cast<double>(blocking.target_blocks) * tiles) *
+                          idle;
+      if (best.cells == 0 || cost < least) {
+        least = cost;
+        best = blocking;
+      }
+      if (tasks >= kTasksWanted || targets < 2 * kPanel) break;
+    }
+    if (last) return best;
+  }
+}
+
+}  // namespace tconv::cpu

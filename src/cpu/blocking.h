@@ -1,0 +1,52 @@
+// How forward and grad_input are cut into tiles and blocks of channels. The cut depends on the problem and the machine;
+// what is computed does not depend on the cut.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tile.h"
+#include "tconv/problem.h"
+
+namespace tconv::cpu {
+
+// The problem with the names that forward and grad_input share.
+struct Roles {
+  std::int64_t source_channels = 0;  // of a group
+  std::int64_t target_channels = 0;
+  Strides source_strides{};
+  Strides target_strides{};
+  std::int64_t weight_source_step = 0;
+  std::int64_t weight_target_step = 0;
+
+  explicit Roles(const Problem& problem) {
+    const bool forward = problem.direction == Direction::forward;
+    source_channels = forward ? problem.in_channels_per_group() : problem.out_channels_per_group();
+    target_channels = forward ? problem.out_channels_per_group() : problem.in_channels_per_group();
+    source_strides = forward ? problem.input_strides : problem.output_strides;
+    target_strides = forward ? problem.output_strides : problem.input_strides;
+    weight_source_step = problem.weight_strides[forward ? 0 : 1];
+    weight_target_step = problem.weight_strides[forward ? 1 : 0];
+  }
+};
+
+AxisMaps maps_of(const Problem& problem);
+
+// Whether the call may hold a packed copy of all weights.
+bool weights_are_shared(const Problem& problem);
+
+struct Blocking {
+  std::int64_t cells = 0;  // of a tile
+  std::int64_t target_channels = 0;
+  std::int64_t target_blocks = 0;  // of a group
+};
+
+// Columns that a register tile pays for: a lonely last vector costs nearly as much as two.
+double column_cost(std::int64_t columns);
+
+// How many tiles and blocks of target channels, for so many threads.
+Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads);
+
+// Elements of the packed source of a task.
+inline constexpr std::int64_t kMostSource = std::int64_t{1} << 16;
+
+}  // namespace tconv::cpu

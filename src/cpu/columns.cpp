@@ -1,0 +1,386 @@
+// The "columns" family: few input cells and many weights, or very long kernels. There the weights are what costs, and
+// they are best read as they lie: row ci of the weight is a run of columns j = (co, tap), and with the input cells i
+// and D[i][j] for what lies at (co, i s - p + k d) of the output,
+//   forward:      D[i][j] = sum over ci of  input[ci][i] weight[ci][j],  added up into the output
+//   grad_input:   grad_input[ci][i] = sum over j of  weight[ci][j] D[i][j]
+//   grad_weight:  grad_weight[ci][j] = sum over i of  input[ci][i] D[i][j]
+// are matrix products; of D there is only a tile at a time. What is taken forward and for grad_input depends on the
+// layer and one sample, never on the batch, and all sums run in an order that depends on the layer alone.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "cpu/column_map.h"
+#include "cpu/panels.h"
+#include "cpu/phases_kernels.h"
+#include "cpu/scratch.h"
+
+namespace tconv::cpu {
+namespace {
+
+constexpr std::int64_t kMostImageCells = 64;  // of one sample; more have enough to do for packed weights
+constexpr std::int64_t kLongKernel = 64;      // taps along a row
+constexpr std::int64_t kShortestRow = 3;      // taps; D is put together from pieces of this size
+constexpr std::int64_t kFewestInputs = 32;    // channels of a group
+constexpr std::int64_t kManyInputs = 512;
+constexpr std::int64_t kFewestColumns = 256;
+constexpr std::int64_t kDepth = 112;  // of the sums between two visits to memory
+constexpr std::int64_t kCells = 252;  // of a tile
+constexpr std::int64_t kSplits = 4;   // of the columns, for grad_input
+
+// An odd number of cache lines, so that rows do not fall into the same cache sets.
+std::int64_t line_of(std::int64_t count) { return round_up(count, 2 * kMostLanes) + kMostLanes; }
+
+template <typename T>
+struct Memory {
+  Scratch<T> lines;
+  Scratch<T> panels;
+  Scratch<T> sums;
+  Scratch<T> output;
+  Scratch<std::int64_t> offsets;
+};
+
+template <typename E, typename T>
+class Columns final : public Kernel {
+ public:
+  explicit Columns(const Problem& problem) : problem_(problem), map_(problem, problem.output_strides) {
+    inputs_ = problem.in_channels_per_group();
+    const std::int64_t outputs = problem.out_channels_per_group();
+    switch (problem.direction) {
+      case Direction::forward:
+        columns_ = std::max(map_.taps(), 256 / map_.taps() * map_.taps());
+        images_ = std::clamp<std::int64_t>(kCells / map_.image_cells(), 1, problem.batch);
+        break;
+      case Direction::grad_input: {
+        columns_ = ceil_div(map_.columns(), kSplits);
+        cells_line_ = round_up(std::min(kCells, map_.cells()), kMostLanes);
+        workspace_bytes_ = problem.groups * kSplits * inputs_ * cells_line_ * sizeof(T);
+        break;
+      }
+      default: columns_ = inputs_ > 512 ? 128 : 256; break;
+    }
+    columns_ = std::min(columns_, outputs * map_.taps());
+    blocks_ = ceil_div(map_.columns(), columns_);
+  }
+
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    switch (problem_.direction) {
+      case Direction::forward:
+        for_each_task(execution, problem_.groups * blocks_, [&](std::int64_t task) { forward(buffers, task); });
+        break;
+      case Direction::grad_input:
+        for (std::int64_t cell = 0; cell < map_.cells(); cell += kCells) grad_input(buffers, cell, execution);
+        break;
+      default:
+        for_each_task(execution, problem_.groups * blocks_, [&](std::int64_t task) { grad_weight(buffers, task); });
+    }
+  }
+
+  std::string describe() const override {
+    return std::to_string(map_.cells()) + " cells, " + std::to_string(blocks_) + " blocks of " +
+           std::to_string(columns_) + " columns, " + target_name();
+  }
+
+ private:
+  using TileSize = typename MathOps<T>::TileSize;
+
+  const E* input_of(const Buffers& buffers, std::int64_t group, std::int64_t channel) const {
+    return static_cast<const E*>(buffers.input) + (group * inputs_ + channel) * problem_.input_strides[1];
+  }
+  E* weight_of(const Buffers& buffers, std::int64_t group, std::int64_t channel) const {
+    return static_cast<E*>(buffers.weight) + (group * inputs_ + channel) * problem_.weight_strides[0];
+  }
+  E* output_of(const Buffers& buffers, std::int64_t group) const {
+    return static_cast<E*>(buffers.output) + group * problem_.out_channels_per_group() * problem_.output_strides[1];
+  }
+
+  // A block of columns: whole output channels, so that no other task adds to the same outputs.
+  void forward(const Buffers& buffers, std::int64_t task) const {
+    thread_local Memory<T> memory;
+    const std::int64_t group = task / blocks_;
+    const std::int64_t begin = task % blocks_ * columns_;
+    const std::int64_t end = std::min(begin + columns_, map_.columns());
+    const std::int64_t first_channel = begin / map_.taps();
+    const std::int64_t channels = (end - begin) / map_.taps();
+    Sizes sizes = problem_.output_sizes();
+    sizes[1] = channels;
+    sizes[0] = images_;
+    const Strides strides = contiguous_strides(sizes);
+    const ColumnMap local(problem_, strides);
+    T* const output = memory.output.get(element_count(sizes));
+    for (std::int64_t image = 0; image < problem_.batch; image += images_) {
+      sizes[0] = std::min(images_, problem_.batch - image);
+      std::fill_n(output, element_count(sizes), T{0});
+      const std::int64_t last = (image + sizes[0]) * map_.image_cells();
+      for (std::int64_t cell = image * map_.image_cells(); cell < last; cell += kCells) {
+        const std::int64_t cells = std::min(kCells, last - cell);
+        for (std::int64_t column = begin; column < end; column += 256) {
+          const std::int64_t count = std::min<std::int64_t>(256, end - column);
+          const T* const tile = multiply_input(buffers, group, cell, cells, column, count, memory);
+          const auto rows = local.rows(column - begin, column - begin + count);
+          for (std::int64_t i = 0; i < cells; ++i) {
+            const T* const from = tile + i * line_of(count) - (column - begin);
+            local.for_each_piece(local.cell_at(cell + i - image * map_.image_cells()), rows,
+                                 [&](std::int64_t j, std::int64_t length, std::int64_t place) {
+                                   add_to(output + place, local.step(), length, from + j);
+                                 });
+          }
+        }
+      }
+      store_output(buffers, group, first_channel, image, sizes, strides, output);
+    }
+  }
+
+  static void add_to(T* to, std::int64_t step, std::int64_t count, const T* from) {
+    if (step == 1) {
+      for (std::int64_t t = 0; t < count; ++t) to[t] += from[t];
+    } else {
+      for (std::int64_t t = 0; t < count; ++t) to[t * step] += from[t];
+    }
+  }
+
+  // D[cell][column], rows of line_of(columns).
+  const T* multiply_input(const Buffers& buffers, std::int64_t group, std::int64_t cell, std::int64_t cells,
+                          std::int64_t column, std::int64_t columns, Memory<T>& memory) const {
+    const MathOps<T>& math = math_ops<T>();
+    const TileSize size = math.tile_for(cells, columns);
+    const std::int64_t panel = size.vectors * math.lanes;
+    const std::int64_t line = line_of(cells);
+    T* const lines = memory.lines.get(kDepth * line);
+    T* const panels = memory.panels.get(kDepth * round_up(columns, kMostLanes));
+    std::int64_t* const offsets = memory.offsets.get(kDepth);
+    Multiply<T> job;
+    job.a = lines;
+    job.a_step = 1;
+    job.offsets = offsets;
+    job.c_step = line_of(columns);
+    job.c = memory.sums.get(cells * job.c_step);
+    for (std::int64_t k = 0; k < kDepth; ++k) offsets[k] = k * line;
+    for (std::int64_t channel = 0; channel < inputs_; channel += kDepth) {
+      job.depth = std::min(kDepth, inputs_ - channel);
+      load_cells(problem_, input_of(buffers, group, channel), job.depth, cell, cells, line, lines);
+      const E* const weight = weight_of(buffers, group, channel) + column;
+      for (std::int64_t n = 0; n < columns; n += panel) {
+        const std::int64_t width = panel_width(math, panel, columns, n);
+        const std::int64_t count = std::min(width, columns - n);
+        for (std::int64_t k = 0; k < job.depth; ++k) {
+          T* const row = panels + n * job.depth + k * width;
+          element_ops<E, T>().load(weight + k * problem_.weight_strides[0] + n, 1, row, 1, count);
+          std::fill(row + count, row + width, T{0});
+        }
+      }
+      multiply_panels(math, size, cells, columns, panels, job);
+      job.accumulate = true;
+    }
+    return job.c;
+  }
+
+  void store_output(const Buffers& buffers, std::int64_t group, std::int64_t first_channel, std::int64_t first_image,
+                    const Sizes& sizes, const Strides& from_strides, const T* from) const {
+    const Strides& strides = problem_.output_strides;
+    const std::int64_t bias_channel = group * problem_.out_channels_per_group() + first_channel;
+    E* const to = output_of(buffers, group) + first_image * strides[0] + first_channel * strides[1];
+    for (std::int64_t image = 0; image < sizes[0]; ++image) {
+      for (std::int64_t channel = 0; channel < sizes[1]; ++channel) {
+        T bias = 0;
+        if (problem_.bias) {
+          element_ops<E, T>().load(static_cast<const E*>(buffers.bias) + bias_channel + channel, 1, &bias, 1, 1);
+        }
+        for (std::int64_t d = 0; d < sizes[2]; ++d) {
+          for (std::int64_t h = 0; h < sizes[3]; ++h) {
+            element_ops<E, T>().store(
+                from + image * from_strides[0] + channel * from_strides[1] + d * from_strides[2] + h * from_strides[3],
+                1, to + image * strides[0] + channel * strides[1] + d * strides[2] + h * strides[3], strides[4],
+                sizes[4], bias);
+          }
+        }
+      }
+    }
+  }
+
+  void grad_input(const Buffers& buffers, std::int64_t cell, const Execution& execution) const {
+    const std::int64_t cells = std::min(kCells, map_.cells() - cell);
+    T* const parts = static_cast<T*>(buffers.workspace);
+    for_each_task(execution, problem_.groups * blocks_, [&](std::int64_t task) {
+      multiply_weight(buffers, task / blocks_, task % blocks_, cell, cells, parts + task * inputs_ * cells_line_);
+    });
+    // The splits are added in order.
+    for_each_task(execution, problem_.groups * ceil_div(inputs_, kMostLanes), [&](std::int64_t task) {
+      const std::int64_t group = task / ceil_div(inputs_, kMostLanes);
+      const std::int64_t first = task % ceil_div(inputs_, kMostLanes) * kMostLanes;
+      const std::int64_t channels = std::min(kMostLanes, inputs_ - first);
+      T* const sums = parts + (group * blocks_ * inputs_ + first) * cells_line_;
+      for (std::int64_t split = 1; split < blocks_; ++split) {
+        const T* const more = sums + split * inputs_ * cells_line_;
+        for (std::int64_t i = 0; i < channels * cells_line_; ++i) sums[i] += more[i];
+      }
+      store_cells(problem_, sums, channels, cell, cells, cells_line_,
+                  static_cast<E*>(buffers.input) + (group * inputs_ + first) * problem_.input_strides[1]);
+    });
+  }
+
+  // sums[channel][cell] over one block of columns
+  void multiply_weight(const Buffers& buffers, std::int64_t group, std::int64_t block, std::int64_t cell,
+                       std::int64_t cells, T* sums) const {
+    thread_local Memory<T> memory;
+    const MathOps<T>& math = math_ops<T>();
+    const TileSize size = math.tile_for(inputs_, cells);
+    const std::int64_t panel = size.vectors * math.lanes;
+    const std::int64_t line = line_of(kDepth);
+    constexpr std::int64_t kChannels = 112;  // whose weights are held at a time
+    T* const lines = memory.lines.get(kChannels * line);
+    T* const panels = memory.panels.get(kDepth * round_up(cells, kMostLanes));
+    std::int64_t* const offsets = memory.offsets.get(kDepth);
+    std::iota(offsets, offsets + kDepth, 0);
+    const E* const grad = output_of(buffers, group);
+    const std::int64_t end = std::min((block + 1) * columns_, map_.columns());
+    Multiply<T> job;
+    job.a = lines;
+    job.a_step = line;
+    job.offsets = offsets;
+    job.c_step = cells_line_;
+    for (std::int64_t column = block * columns_; column < end; column += kDepth) {
+      job.depth = std::min(kDepth, end - column);
+      std::fill_n(panels, job.depth * round_up(cells, math.lanes), T{0});
+      const auto rows = map_.rows(column, column + job.depth);
+      for (std::int64_t i = 0; i < cells; ++i) {
+        const std::int64_t n = i / panel * panel;
+        const std::int64_t width = panel_width(math, panel, cells, n);
+        T* const to = panels + n * job.depth + i - n;
+        map_.for_each_piece(map_.cell_at(cell + i), rows, [&](std::int64_t j, std::int64_t count, std::int64_t place) {
+          load_piece(grad + place, map_.step(), to + (j - column) * width, width, count);
+        });
+      }
+      for (std::int64_t channel = 0; channel < inputs_; channel += kChannels) {
+        const std::int64_t channels = std::min(kChannels, inputs_ - channel);
+        for (std::int64_t c = 0; c < channels; ++c) {
+          element_ops<E, T>().load(weight_of(buffers, group, channel + c) + column, 1, lines + c * line, 1, job.depth);
+        }
+        job.c = sums + channel * cells_line_;
+        multiply_panels(math, size, channels, cells, panels, job);
+      }
+      job.accumulate = true;
+    }
+  }
+
+  void grad_weight(const Buffers& buffers, std::int64_t task) const {
+    thread_local Memory<T> memory;
+    const MathOps<T>& math = math_ops<T>();
+    const std::int64_t group = task / blocks_;
+    const std::int64_t column = task % blocks_ * columns_;
+    const std::int64_t columns = std::min(columns_, map_.columns() - column);
+    const TileSize size = math.tile_for(inputs_, columns);
+    const std::int64_t panel = size.vectors * math.lanes;
+    const std::int64_t line = line_of(kDepth);
+    T* const lines = memory.lines.get(inputs_ * line);
+    T* const panels = memory.panels.get(kDepth * round_up(columns, kMostLanes));
+    std::int64_t* const offsets = memory.offsets.get(kDepth);
+    std::iota(offsets, offsets + kDepth, 0);
+    const E* const grad = output_of(buffers, group);
+    Multiply<T> job;
+    job.a = lines;
+    job.a_step = line;
+    job.offsets = offsets;
+    job.c_step = line_of(columns);
+    job.c = memory.sums.get(inputs_ * job.c_step);
+    for (std::int64_t cell = 0; cell < map_.cells(); cell += kDepth) {
+      job.depth = std::min(kDepth, map_.cells() - cell);
+      load_cells(problem_, input_of(buffers, group, 0), inputs_, cell, job.depth, line, lines);
+      std::fill_n(panels, job.depth * round_up(columns, math.lanes), T{0});
+      for (std::int64_t n = 0; n < columns; n += panel) {
+        const std::int64_t width = panel_width(math, panel, columns, n);
+        const auto rows = map_.rows(column + n, column + std::min(n + panel, columns));
+        for (std::int64_t i = 0; i < job.depth; ++i) {
+          T* const to = panels + n * job.depth + i * width - column - n;
+          map_.for_each_piece(map_.cell_at(cell + i), rows,
+                              [&](std::int64_t j, std::int64_t count, std::int64_t place) {
+                                load_piece(grad + place, map_.step(), to + j, 1, count);
+                              });
+        }
+      }
+      multiply_panels(math, size, inputs_, columns, panels, job);
+      job.accumulate = true;
+    }
+    for (std::int64_t c = 0; c < inputs_; ++c) {
+      element_ops<E, T>().store(job.c + c * job.c_step, 1, weight_of(buffers, group, c) + column, 1, columns, T{0});
+    }
+  }
+
+  Problem problem_;
+  ColumnMap map_;
+  std::int64_t inputs_ = 0;
+  std::int64_t columns_ = 0;  // of a block
+  std::int64_t blocks_ = 0;
+  std::int64_t images_ = 1;      // forward: added up at a time
+  std::int64_t cells_line_ = 0;  // grad_input: cells of a tile, in whole vectors
+  std::size_t workspace_bytes_ = 0;
+};
+
+// The share of all pairs of cells and taps that reach the output.
+double used_share(const Problem& problem) {
+  double share = 1;
+  for (const Axis& axis : problem.axes) {
+    std::int64_t used = 0;
+    for (std::int64_t i = 0; i < axis.input; ++i) {
+      const std::int64_t first = i * axis.stride - axis.pad_begin;
+      const std::int64_t low = first >= 0 ? 0 : ceil_div(-first, axis.dilation);
+      const std::int64_t high = std::max<std::int64_t>(axis.output() - first + axis.dilation - 1, 0) / axis.dilation;
+      used += std::max<std::int64_t>(std::min(high, axis.kernel) - low, 0);
+    }
+    share *= static_cast<double>(used) / static_cast<double>(std::max<std::int64_t>(axis.input * axis.kernel, 1));
+  }
+  return share;
+}
+
+bool rows_are_dense(const Problem& problem) {
+  std::int64_t step = 1;
+  for (int a = kSpatialAxes - 1; a >= 0; --a) {
+    if (problem.axes[a].kernel > 1 && problem.weight_strides[2 + a] != step) return false;
+    step *= problem.axes[a].kernel;
+  }
+  return problem.out_channels_per_group() == 1 || problem.weight_strides[1] == step;
+}
+
+}  // namespace
+
+Proposal propose_columns(const Problem& problem, const DeviceProperties& /*device*/) {
+  if (problem.direction == Direction::grad_bias) return Proposal::decline("has no weights to read");
+  if (!rows_are_dense(problem)) return Proposal::decline("needs the taps of an input channel in one piece");
+  if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
+    return Proposal::decline("needs at least one element");
+  }
+  const ColumnMap map(problem, problem.output_strides);
+  if (problem.axes[2].kernel < kShortestRow) {
+    return Proposal::decline("needs at least " + std::to_string(kShortestRow) + " taps in a row, got " +
+                             std::to_string(problem.axes[2].kernel));
+  }
+  if (problem.in_channels_per_group() < kFewestInputs || map.columns() < kFewestColumns) {
+    return Proposal::decline("needs at least " + std::to_string(kFewestInputs) + " input channels and " +
+                             std::to_string(kFewestColumns) + " weights of each, got " +
+                             std::to_string(problem.in_channels_per_group()) + " and " + std::to_string(map.columns()));
+  }
+  // Of a long kernel D is whole rows; otherwise it is put together from short pieces, which many input channels pay
+  // for. grad_weight sums over the batch anyway, and is worth it as long as D is small beside the sums.
+  const bool weights = problem.direction == Direction::grad_weight;
+  const std::int64_t inputs = problem.in_channels_per_group();
+  const bool few = weights ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
+                           : inputs >= kManyInputs && map.image_cells() > 1 && map.image_cells() <= kMostImageCells;
+  if (!few && problem.axes[2].kernel < kLongKernel) {
+    return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
+                             " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
+                             std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +
+                             " taps");
+  }
+  if (used_share(problem) < 0.5) return Proposal::decline("most taps fall outside of the output");
+  return with_types(problem.dtype, [&]<typename E, typename T>() {
+    Proposal proposal;
+    const auto kernel = std::make_shared<Columns<E, T>>(problem);
+    proposal.workspace_bytes = kernel->workspace_bytes();
+    proposal.kernel = kernel;
+    return proposal;
+  });
+}
+
+}  // namespace tconv::cpu

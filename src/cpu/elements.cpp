@@ -1,0 +1,438 @@
+// The loops that touch tensors: loads, stores, packing, for every element type.
+#include "cpu/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/elements.cpp"
+#include <hwy/foreach_target.h>  // includes this file once per instruction set
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <numeric>
+#include <type_traits>
+
+#include "cpu/scalar.h"
+#include "cpu/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tconv::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr bool kMaskedStores = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX2;
+
+template <typename E, typename T>
+HWY_INLINE T widen(E value) {
+  if constexpr (std::is_same_v<E, T>) {
+    return value;
+  } else {
+    return to_float(value);
+  }
+}
+
+template <typename E, typename T>
+HWY_INLINE E narrow(T value) {
+  if constexpr (std::is_same_v<E, T>) {
+    return value;
+  } else if constexpr (std::is_same_v<E, Float16>) {
+    return to_float16(value);
+  } else {
+    return to_bfloat16(value);
+  }
+}
+
+// Reads the elements 0, step, 2 step ... of memory as a vector. Offsets are 32 bits wide for float.
+template <typename T>
+class Strided {
+ public:
+  static bool fits(std::int64_t step) { return step < (1 << 24) && step > -(1 << 24); }
+  explicit Strided(std::int64_t step)
+      : indices_(hn::Mul(hn::Iota(itag_, 0), hn::Set(itag_, static_cast<hn::TFromD<decltype(itag_)>>(step)))) {}
+  auto operator()(const T* from) const { return hn::GatherIndex(tag_, from, indices_); }
+
+ private:
+  hn::ScalableTag<T> tag_;
+  hn::RebindToSigned<hn::ScalableTag<T>> itag_;
+  hn::Vec<hn::RebindToSigned<hn::ScalableTag<T>>> indices_;
+};
+
+// A step that the compiler knows becomes loads and shuffles.
+template <std::int64_t kStep, typename E, typename T>
+HWY_INLINE void load_every(const E* from, T* HWY_RESTRICT to, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] = widen<E, T>(from[i * kStep]);
+}
+
+template <typename E, typename T>
+void load(const E* from, std::int64_t from_step, T* HWY_RESTRICT to, std::int64_t to_step, std::int64_t count) {
+  if (from_step == 1 && to_step == 1) {
+    load_every<1>(from, to, count);
+  } else if (from_step == 2 && to_step == 1) {
+    load_every<2>(from, to, count);
+  } else if (from_step == 4 && to_step == 1) {
+    load_every<4>(from, to, count);
+  } else if (to_step == 1) {
+    std::int64_t i = 0;
+    if constexpr (std::is_same_v<E, T>) {
+      const hn::ScalableTag<T> tag;
+      const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+      if (count >= lanes && Strided<T>::fits(from_step)) {
+        const Strided<T> strided(from_step);
+        for (; i + lanes <= count; i += lanes) hn::StoreU(strided(from + i * from_step), tag, to + i);
+      }
+    }
+    for (; i < count; ++i) to[i] = widen<E, T>(from[i * from_step]);
+  } else if (from_step == 1) {
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = widen<E, T>(from[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = widen<E, T>(from[i * from_step]);
+  }
+}
+
+template <typename E, typename T>
+void store(const T* HWY_RESTRICT from, std::int64_t from_step, E* to, std::int64_t to_step, std::int64_t count,
+           T bias) {
+  if (from_step == 1 && to_step == 1) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = narrow<E, T>(from[i] + bias);
+  } else if (from_step == 1) {
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = narrow<E, T>(from[i] + bias);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = narrow<E, T>(from[i * from_step] + bias);
+  }
+}
+
+// Two, three or four phases side by side. Reads whole vectors: up to one past the end of the row.
+template <typename T, int kPhases>
+void interleave_few(const Interleave<T, T>& job) {
+  const hn::ScalableTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto bias = hn::Set(tag, job.bias);
+  const auto store = [&](std::int64_t i, T* to) {
+    const auto line = [&](std::int64_t p) { return hn::Add(hn::LoadU(tag, job.from + p * job.phase_size + i), bias); };
+    if constexpr (kPhases == 2) hn::StoreInterleaved2(line(0), line(1), tag, to);
+    if constexpr (kPhases == 3) hn::StoreInterleaved3(line(0), line(1), line(2), tag, to);
+    if constexpr (kPhases == 4) hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, to);
+  };
+  std::int64_t i = 0;
+  for (; i + lanes <= job.count; i += lanes) store(i, job.to + i * kPhases);
+  if (i == job.count) return;
+  T rest[kPhases * HWY_MAX_BYTES / sizeof(T)];
+  store(i, rest);
+  std::copy_n(rest, (job.count - i) * kPhases, job.to + i * kPhases);
+}
+
+// Any number of phases: cell by cell, or several cells at once where they fill a vector.
+template <typename T>
+void interleave_many(const Interleave<T, T>& job) {
+  const hn::ScalableTag<T> tag;
+  const hn::RebindToSigned<decltype(tag)> itag;
+  using Index = hn::TFromD<decltype(itag)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto bias = hn::Set(tag, job.bias);
+  // The outputs of `together` cells begin at the same places of the vectors as those of the next ones.
+  const std::int64_t together = lanes / std::gcd(lanes, job.phases);
+  const std::int64_t vectors = together * job.phases / lanes;
+  constexpr std::int64_t kMostVectorsTogether = 16;
+  std::int64_t i = 0;
+  if (vectors <= kMostVectorsTogether && job.count >= together && Strided<T>::fits(job.phases * job.phase_size)) {
+    Index places[kMostVectorsTogether * HWY_MAX_BYTES / sizeof(T)];
+    for (std::int64_t o = 0; o < vectors * lanes; ++o) {
+      places[o] = static_cast<Index>(o % job.phases * job.phase_size + o / job.phases);
+    }
+    for (; i + together <= job.count; i += together) {
+      for (std::int64_t v = 0; v < vectors; ++v) {
+        const auto values = hn::GatherIndex(tag, job.from + i, hn::LoadU(itag, places + v * lanes));
+        hn::StoreU(hn::Add(values, bias), tag, job.to + i * job.phases + v * lanes);
+      }
+    }
+  }
+  for (; i < job.count; ++i) {
+    for (std::int64_t p = 0; p < job.phases; ++p) {
+      job.to[i * job.phases + p] = job.from[p * job.phase_size + i] + job.bias;
+    }
+  }
+}
+
+template <typename E, typename T>
+void interleave(const Interleave<E, T>& job) {
+  if constexpr (std::is_same_v<E, T>) {
+    if (job.to_step == 1 && job.cell_step == 1 && job.period == job.phases) {
+      switch (job.phases) {
+        case 2: return interleave_few<T, 2>(job);
+        case 3: return interleave_few<T, 3>(job);
+        case 4: return interleave_few<T, 4>(job);
+        default: return interleave_many(job);
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < job.count; ++i) {
+    const T* const from = job.from + i * job.cell_step;
+    E* const to = job.to + i * job.period;
+    for (std::int64_t p = 0; p < job.phases; ++p) {
+      to[p * job.to_step] = narrow<E, T>(from[p * job.phase_size] + job.bias);
+    }
+  }
+}
+
+template <typename E, typename T>
+void store_cells(const StoreCells<E, T>& job) {
+  for (std::int64_t i = 0; i < job.cells; ++i) {
+    const T* HWY_RESTRICT from = job.from + i * job.cell_step;
+    E* HWY_RESTRICT to = job.to + i * job.to_step;
+    std::int64_t c = 0;
+    if constexpr (std::is_same_v<E, T>) {
+      const hn::ScalableTag<T> tag;
+      const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+      const auto with_bias = [&](auto values) {
+        return job.bias == nullptr ? values : hn::Add(values, hn::LoadU(tag, job.bias + c));
+      };
+      if (job.channel_step == 1) {
+        for (; c + lanes <= job.channels; c += lanes) hn::StoreU(with_bias(hn::LoadU(tag, from + c)), tag, to + c);
+      } else if (Strided<T>::fits(job.channel_step)) {
+        const Strided<T> strided(job.channel_step);
+        for (; c + lanes <= job.channels; c += lanes) {
+          hn::StoreU(with_bias(strided(from + c * job.channel_step)), tag, to + c);
+        }
+      }
+    }
+    for (; c < job.channels; ++c) {
+      to[c] = narrow<E, T>(from[c * job.channel_step] + (job.bias == nullptr ? T{0} : widen<E, T>(job.bias[c])));
+    }
+  }
+}
+
+// Four channels at a time become blocks of four that lie side by side.
+template <typename T>
+void load_four_channels(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t count) {
+  const hn::ScalableTag<T> tag;
+  const hn::CappedTag<T, 4> block;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto block_lanes = static_cast<std::int64_t>(hn::Lanes(block));
+  T four[4 * HWY_MAX_BYTES / sizeof(T)];
+  const auto store = [&](std::int64_t i, std::int64_t cells) {
+    for (std::int64_t j = 0; j < cells; ++j) {
+      for (std::int64_t part = 0; part < 4; part += block_lanes) {
+        hn::StoreU(hn::LoadU(block, four + 4 * j + part), block, to + (i + j) * to_step + part);
+      }
+    }
+  };
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto line = [&](std::int64_t c) { return hn::LoadU(tag, from + c * from_step + i); };
+    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
+    store(i, lanes);
+  }
+  if (i == count) return;
+  if constexpr (kMaskedStores) {
+    const auto rest = hn::FirstN(tag, count - i);
+    const auto line = [&](std::int64_t c) { return hn::MaskedLoad(rest, tag, from + c * from_step + i); };
+    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
+    store(i, count - i);
+  } else {
+    for (; i < count; ++i) {
+      for (std::int64_t c = 0; c < 4; ++c) to[i * to_step + c] = from[c * from_step + i];
+    }
+  }
+}
+
+template <typename E, typename T>
+void load_channels(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
+                   std::int64_t count) {
+  std::int64_t c = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    for (; c + 4 <= channels; c += 4) load_four_channels(from + c * from_step, from_step, to + c, to_step, count);
+  }
+  for (; c < channels; ++c) {
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[c * from_step + i]);
+  }
+}
+
+template <typename E, typename T>
+void scatter(const Scatter<E, T>& job) {
+  std::int64_t c = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    const hn::ScalableTag<T> tag;
+    const hn::RebindToSigned<decltype(tag)> itag;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+    if (Strided<T>::fits(job.to_step)) {
+      const auto step = hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(job.to_step));
+      const auto indices = hn::Mul(hn::Iota(itag, 0), step);
+      for (; c + lanes <= job.channels; c += lanes) {
+        for (std::int64_t i = 0; i < job.count; ++i) {
+          const auto values = hn::LoadU(tag, job.from + job.from_places[i] + c);
+          hn::ScatterIndex(values, tag, job.to + job.to_places[i] + c * job.to_step, indices);
+        }
+      }
+    }
+  }
+  for (; c < job.channels; ++c) {
+    for (std::int64_t i = 0; i < job.count; ++i) {
+      job.to[job.to_places[i] + c * job.to_step] = narrow<E, T>(job.from[job.from_places[i] + c]);
+    }
+  }
+}
+
+// Where all taps of a target lie side by side: transposed, as many channels at a time as lie side by side too.
+template <typename T>
+bool pack_whole_taps(const PackWeights<T, T>& job) {
+  constexpr std::int64_t kMost = 64;  // elements of a target at a time
+  const hn::ScalableTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  if (!kMaskedStores || !job.whole_taps || job.tap_count > kMost || lanes < 4) return false;
+  const PackTap* in_order[kMost] = {};
+  for (std::int64_t t = 0; t < job.tap_count; ++t) in_order[job.taps[t].from] = job.taps + t;
+  // Expanded weights: several taps are one element.
+  if (std::find(in_order, in_order + job.tap_count, nullptr) != in_order + job.tap_count) return false;
+  const std::int64_t together = job.channel_step == job.tap_count ? kMost / job.tap_count : 1;
+  T packed[kMost * HWY_MAX_BYTES / sizeof(T)] = {};
+  const std::int64_t end = job.first_channel + job.channels;
+  for (std::int64_t c = job.first_channel; c < end; c += together) {
+    const std::int64_t channels = std::min(together, end - c);
+    const std::int64_t count = channels * job.tap_count;
+    for (std::int64_t first = 0; first < job.width; first += lanes) {
+      const std::int64_t valid = std::min(lanes, job.valid - first);
+      const T* const targets = job.source + c * job.channel_step + first * job.target_step;
+      if (valid < lanes && first > 0) std::fill(std::begin(packed), std::end(packed), T{0});
+      std::int64_t m = 0;
+      for (; m + 4 <= valid; m += 4) {
+        load_four_channels(targets + m * job.target_step, job.target_step, packed + m, lanes, count);
+      }
+      for (; m < valid; ++m) {
+        for (std::int64_t i = 0; i < count; ++i) packed[i * lanes + m] = targets[m * job.target_step + i];
+      }
+      const auto whole = hn::FirstN(tag, job.width - first);
+      const T* row = packed;
+      for (std::int64_t channel = c; channel < c + channels; ++channel) {
+        for (std::int64_t t = 0; t < job.tap_count; ++t, row += lanes) {
+          const PackTap& tap = *in_order[t];
+          hn::BlendedStore(hn::LoadU(tag, row), whole, tag, job.packed + tap.to + channel * tap.to_step + first);
+        }
+      }
+    }
+  }
+  return true;
+}
+
+// One vector of targets of every tap and channel, gathered; false where the instruction set has no masked store.
+template <typename T>
+bool pack_vector(const PackWeights<T, T>& job, std::int64_t first) {
+  if constexpr (!kMaskedStores) return false;
+  if (!Strided<T>::fits(job.target_step)) return false;
+  const hn::ScalableTag<T> tag;
+  const hn::RebindToSigned<decltype(tag)> itag;
+  const auto valid = hn::FirstN(tag, std::clamp<std::int64_t>(job.valid - first, 0, hn::Lanes(tag)));
+  const auto whole = hn::FirstN(tag, job.width - first);
+  const auto step = hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(job.target_step));
+  // Lanes beyond the last target read target 0 once more.
+  const auto indices = hn::IfThenElseZero(hn::RebindMask(itag, valid), hn::Mul(hn::Iota(itag, 0), step));
+  for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
+    const T* const channel = job.source + c * job.channel_step + first * job.target_step;
+    for (std::int64_t t = 0; t < job.tap_count; ++t) {
+      const PackTap& tap = job.taps[t];
+      const auto values = hn::IfThenElseZero(valid, hn::GatherIndex(tag, channel + tap.from, indices));
+      hn::BlendedStore(values, whole, tag, job.packed + tap.to + c * tap.to_step + first);
+    }
+  }
+  return true;
+}
+
+// Of each channel all taps: they lie side by side, so that a cache line is read once.
+template <typename E, typename T>
+void pack_weights(const PackWeights<E, T>& job) {
+  std::int64_t first = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    if (pack_whole_taps(job)) return;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+    while (first < job.valid && job.valid > 1 && pack_vector(job, first)) first += lanes;
+    if (first >= job.width) return;
+  }
+  for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
+    const E* const channel = job.source + c * job.channel_step;
+    for (std::int64_t t = 0; t < job.tap_count; ++t) {
+      const E* const from = channel + job.taps[t].from;
+      T* HWY_RESTRICT to = job.packed + job.taps[t].to + c * job.taps[t].to_step;
+      for (std::int64_t m = first; m < job.valid; ++m) to[m] = widen<E, T>(from[m * job.target_step]);
+      for (std::int64_t m = std::max(first, job.valid); m < job.width; ++m) to[m] = 0;
+    }
+  }
+}
+
+template <typename E, typename T>
+void add(const E* from, std::int64_t step, double* HWY_RESTRICT sums, std::int64_t count) {
+  if (step == 1) {
+    for (std::int64_t i = 0; i < count; ++i) sums[i] += widen<E, T>(from[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) sums[i] += widen<E, T>(from[i * step]);
+  }
+}
+
+// Sixteen partial sums in double, the same for every instruction set.
+template <typename E, typename T>
+double sum(const E* from, std::int64_t step, std::int64_t count) {
+  constexpr std::int64_t kParts = 16;
+  double parts[kParts] = {};
+  std::int64_t i = 0;
+  if (step == 1) {
+    for (; i + kParts <= count; i += kParts) {
+      for (std::int64_t j = 0; j < kParts; ++j) parts[j] += widen<E, T>(from[i + j]);
+    }
+  }
+  for (; i < count; ++i) parts[i % kParts] += widen<E, T>(from[i * step]);
+  double total = 0;
+  for (const double part : parts) total += part;
+  return total;
+}
+
+template <typename E, typename T>
+ElementOps<E, T> make_element_ops() {
+  return {load<E, T>,    store<E, T>,        interleave<E, T>, store_cells<E, T>, load_channels<E, T>,
+          scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
+}
+
+const ElementOps<float, float>& float_elements() {
+  static const auto ops = make_element_ops<float, float>();
+  return ops;
+}
+const ElementOps<double, double>& double_elements() {
+  static const auto ops = make_element_ops<double, double>();
+  return ops;
+}
+const ElementOps<Float16, float>& float16_elements() {
+  static const auto ops = make_element_ops<Float16, float>();
+  return ops;
+}
+const ElementOps<BFloat16, float>& bfloat16_elements() {
+  static const auto ops = make_element_ops<BFloat16, float>();
+  return ops;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tconv::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tconv::cpu {
+
+HWY_EXPORT(float_elements);
+HWY_EXPORT(double_elements);
+HWY_EXPORT(float16_elements);
+HWY_EXPORT(bfloat16_elements);
+
+template <>
+const ElementOps<float, float>& element_ops<float, float>() {
+  return HWY_DYNAMIC_DISPATCH(float_elements)();
+}
+template <>
+const ElementOps<double, double>& element_ops<double, double>() {
+  return HWY_DYNAMIC_DISPATCH(double_elements)();
+}
+template <>
+const ElementOps<Float16, float>& element_ops<Float16, float>() {
+  return HWY_DYNAMIC_DISPATCH(float16_elements)();
+}
+template <>
+const ElementOps<BFloat16, float>& element_ops<BFloat16, float>() {
+  return HWY_DYNAMIC_DISPATCH(bfloat16_elements)();
+}
+
+}  // namespace tconv::cpu
+#endif

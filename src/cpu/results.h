@@ -1,0 +1,169 @@
+// The results of a tile, and how they get into the tensor: interleaved with their neighbours of other phases, with the
+// bias, rounded.
+#pragma once
+
+#include <type_traits>
+
+#include "cpu/packing.h"
+#include "cpu/panels.h"
+#include "cpu/scratch.h"
+
+namespace tconv::cpu {
+
+// The tile of results: [phase][m][n], where m, n are target channel and cell, or cell and target channel.
+template <typename T>
+struct Results {
+  T* sums = nullptr;
+  bool cells_are_columns = true;
+  std::int64_t row_size = 0;
+  std::int64_t phase_size = 0;
+
+  std::int64_t channel_step() const { return cells_are_columns ? row_size : 1; }
+  std::int64_t cell_step() const { return cells_are_columns ? 1 : row_size; }
+};
+
+template <typename E, typename T>
+class ResultStore {
+ public:
+  // No bias: nullptr.
+  ResultStore(const Tiling& tiling, const Strides& strides, const E* bias, E* target)
+      : tiling_(tiling), strides_(strides), bias_(bias), target_(target) {}
+
+  // Stores the results of a tile for some channels; `lines` is memory to turn them around in.
+  void operator()(const Tile& tile, std::int64_t first_channel, std::int64_t channels, const Results<T>& results,
+                  Scratch<T>& lines) const {
+    if (results.cells_are_columns || strides_[1] == 1) return store(tile, first_channel, channels, results);
+    if (tiling_.phases().size() == 1 && store_rows_of(tile, first_channel, channels, results)) return;
+    store(tile, first_channel, channels, transposed(math_ops<T>(), results, channels, tile.length, lines));
+  }
+
+  T bias_of(std::int64_t channel) const {
+    T bias = 0;
+    if (bias_ != nullptr) element_ops<E, T>().load(bias_ + channel, 1, &bias, 1, 1);
+    return bias;
+  }
+
+ private:
+  // Rows of the tensor, straight from results with targets as columns; false where they do not lie in one piece.
+  bool store_rows_of(const Tile& tile, std::int64_t first_channel, std::int64_t channels,
+                     const Results<T>& results) const {
+    if constexpr (std::is_same_v<E, T>) {
+      const Runs runs = target_runs(tiling_, tile, tiling_.phases()[0], strides_);
+      if (runs.tensor_step() != 1 || runs.line_step() != 1) return false;
+      for (const Runs::Run& run : runs.all()) {
+        math_ops<T>().transpose(results.sums + run.line * results.row_size, results.row_size,
+                                target_ + first_channel * strides_[1] + run.tensor, strides_[1], runs.count(), channels,
+                                bias_ == nullptr ? nullptr : bias_ + first_channel);
+      }
+      return true;
+    }
+    return false;
+  }
+
+  // The same results with cells as columns.
+  Results<T> transposed(const MathOps<T>& math, const Results<T>& results, std::int64_t targets, std::int64_t cells,
+                        Scratch<T>& memory) const {
+    const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
+    Results<T> lines;
+    lines.row_size = round_up(cells, kMostLanes);
+    lines.phase_size = lines.row_size * targets;
+    lines.sums = memory.get(phases * lines.phase_size + kMostLanes);
+    for (std::int64_t p = 0; p < phases; ++p) {
+      math.transpose(results.sums + p * results.phase_size, results.row_size, lines.sums + p * lines.phase_size,
+                     lines.row_size, cells, targets, nullptr);
+    }
+    return lines;
+  }
+
+  void store(const Tile& tile, std::int64_t first_channel, std::int64_t channels, const Results<T>& results) const {
+    const View<E> view{target_ + first_channel * strides_[1], strides_, channels};
+    const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
+    const std::int64_t in_row = tiling_.row_phases();
+    if (strides_[1] == 1 && channels > 1) {
+      for (std::int64_t p = 0; p < phases; ++p) store_cells(tile, p, first_channel, view, results);
+      return;
+    }
+    for (std::int64_t p = 0; p < phases; p += in_row) {
+      std::int64_t together = 0;  // cells that every phase of the row has
+      if (in_row > 1 && neighbours(p)) together = store_rows(tile, p, first_channel, view, results);
+      for (std::int64_t q = p; q < p + in_row; ++q) store_phase(tile, q, together, first_channel, view, results);
+    }
+  }
+
+  // Whether the phases of a row lie side by side.
+  bool neighbours(std::int64_t first) const {
+    for (std::int64_t w = 1; w < tiling_.row_phases(); ++w) {
+      if (tiling_.phases()[first + w].lattice[2].first != tiling_.phases()[first].lattice[2].first + w) return false;
+    }
+    return true;
+  }
+
+  // Stores one phase where channels lie side by side.
+  void store_cells(const Tile& tile, std::int64_t index, std::int64_t first_channel, const View<E>& view,
+                   const Results<T>& results) const {
+    const Runs runs = target_runs(tiling_, tile, tiling_.phases()[index], view.strides);
+    StoreCells<E, T> job;
+    job.cell_step = runs.line_step() * results.cell_step();
+    job.channel_step = results.channel_step();
+    job.to_step = runs.tensor_step();
+    job.cells = runs.count();
+    job.channels = view.channels;
+    job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
+    for (const Runs::Run& run : runs.all()) {
+      job.from = results.sums + index * results.phase_size + run.line * results.cell_step();
+      job.to = view.data + run.tensor;
+      element_ops<E, T>().store_cells(job);
+    }
+  }
+
+  // Stores the cells that all phases of the rows have, interleaved; returns how many of a row, 0 for nothing done.
+  std::int64_t store_rows(const Tile& tile, std::int64_t first_phase, std::int64_t first_channel, const View<E>& view,
+                          const Results<T>& results) const {
+    // The last phase is the shortest.
+    const Runs shortest =
+        target_runs(tiling_, tile, tiling_.phases()[first_phase + tiling_.row_phases() - 1], view.strides);
+    const PhaseTile& phase = tiling_.phases()[first_phase];
+    const Runs runs = target_runs(tiling_, tile, phase, view.strides);
+    if (!runs.along_row() || !shortest.along_row()) return 0;
+    Interleave<E, T> job;
+    job.phase_size = results.phase_size;
+    job.phases = tiling_.row_phases();
+    job.cell_step = results.cell_step();
+    job.to_step = view.strides[4];
+    job.period = runs.tensor_step();
+    job.count = shortest.count();
+    for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
+      job.from = results.sums + first_phase * results.phase_size + channel * results.channel_step() +
+                 run.line * results.cell_step();
+      job.to = view.data + channel * view.strides[1] + run.tensor;
+      job.bias = bias_of(first_channel + channel);
+      element_ops<E, T>().interleave(job);
+    });
+    return job.count;
+  }
+
+  // Stores what one phase has beyond the first `done` cells of each row.
+  void store_phase(const Tile& tile, std::int64_t index, std::int64_t done, std::int64_t first_channel,
+                   const View<E>& view, const Results<T>& results) const {
+    const PhaseTile& phase = tiling_.phases()[index];
+    if (phase.lattice[2].count - tile.begin[2] <= done || tile.count[2] <= done) return;
+    Tile rest = tile;
+    rest.begin[2] += done;
+    rest.count[2] -= done;
+    const Runs runs = target_runs(tiling_, rest, phase, view.strides);
+    const T* const sums = results.sums + index * results.phase_size + done * results.cell_step();
+    for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
+      element_ops<E, T>().store(sums + channel * results.channel_step() + run.line * results.cell_step(),
+                                runs.line_step() * results.cell_step(),
+                                view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(), runs.count(),
+                                bias_of(first_channel + channel));
+    });
+  }
+
+  const Tiling& tiling_;
+  Strides strides_;
+  const E* bias_;
+  E* target_;
+};
+
+}  // namespace tconv::cpu

@@ -1,0 +1,173 @@
+// The "columns" family, forced, against the reference: few cells, long kernels, every direction and instruction set.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "cases.h"
+#include "cpu/families.h"
+#include "cpu_support.h"
+
+namespace tconv::test {
+namespace {
+
+constexpr std::array kDirections = {Direction::forward, Direction::grad_input, Direction::grad_weight};
+
+// Few cells and many weights, or a long kernel; tails everywhere.
+Problem random_columns(Random& random) {
+  Problem problem;
+  do {
+    problem = Problem{};
+    problem.rank = static_cast<int>(uniform(random, 1, 3));
+    problem.direction = kDirections[uniform(random, 0, 2)];
+    problem.dtype = static_cast<DType>(uniform(random, 0, 3));
+    problem.bias = problem.direction == Direction::forward && chance(random, 0.5);
+    problem.batch = uniform(random, 1, 3);
+    problem.groups = chance(random, 0.8) ? 1 : 2;
+    problem.in_channels = problem.groups * (chance(random, 0.3) ? uniform(random, 32, 60) : uniform(random, 512, 540));
+    problem.out_channels = problem.groups * uniform(random, 2, 9);
+    const bool long_kernel = problem.rank == 1 && chance(random, 0.3);
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+      Axis& axis = problem.axes[a];
+      axis.input = uniform(random, 1, problem.rank == 1 ? 30 : (problem.rank == 2 ? 6 : 3));
+      axis.kernel = uniform(random, 1, problem.rank == 1 ? 17 : (problem.rank == 2 ? 4 : 3));
+      axis.stride = uniform(random, 1, 4);
+      if (long_kernel) {
+        problem.out_channels = problem.groups * 4;
+        axis.input = uniform(random, 1, chance(random, 0.2) ? 300 : 20);
+        axis.kernel = uniform(random, 64, 70);
+        axis.stride = uniform(random, 8, 40);
+      }
+      axis.dilation = chance(random, 0.7) ? 1 : uniform(random, 2, 3);
+      axis.pad_begin = chance(random, 0.4) ? 0 : uniform(random, 0, axis.kernel);
+      axis.pad_end = chance(random, 0.5) ? axis.pad_begin : uniform(random, 0, axis.kernel);
+      axis.output_padding = chance(random, 0.7) ? 0 : uniform(random, 0, std::max(axis.stride, axis.dilation) - 1);
+    }
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  const auto layout = [&](const Sizes& sizes, Direction written) {
+    return random_strides(random, sizes, problem.direction != written);
+  };
+  problem.input_strides = layout(problem.input_sizes(), Direction::grad_input);
+  problem.output_strides = layout(problem.output_sizes(), Direction::forward);
+  problem.weight_strides = contiguous_strides(problem.weight_sizes());
+  return problem;
+}
+
+// False when the family declines.
+bool check(const Problem& problem, Tensors& tensors) {
+  std::shared_ptr<const Plan> chosen;
+  try {
+    chosen = plan(problem, {}, "columns");
+  } catch (const Error&) {
+    return false;
+  }
+  tensors.result(problem).poison();
+  run_with_workspace(*chosen, tensors.buffers());
+  const DType arithmetic = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
+  expect_close(problem, tensors, arithmetic, (terms_of(problem) + 8) * (arithmetic == DType::f64 ? 2 : 1));
+  return true;
+}
+
+TEST(Columns, RandomProblems) {
+  Random random(31);
+  int taken = 0;
+  const int count = test::cases(120);
+  for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
+    const Problem problem = random_columns(random);
+    Tensors tensors(problem, random);
+    compute_exact(problem, tensors);
+    taken += check(problem, tensors) ? 1 : 0;
+  }
+  EXPECT_GE(taken, count / 12) << "of " << count;
+}
+
+TEST(Columns, EveryInstructionSet) {
+  Random random(32);
+  for (const std::string& name : cpu::target_names()) {
+    SCOPED_TRACE(name);
+    cpu::use_target(name);
+    int taken = 0;
+    for (int i = 0; i < 30; ++i) {
+      const Problem problem = random_columns(random);
+      Tensors tensors(problem, random);
+      compute_exact(problem, tensors);
+      taken += check(problem, tensors) ? 1 : 0;
+    }
+    EXPECT_GE(taken, 1);
+  }
+  cpu::use_target("");
+}
+
+Problem layer(Direction direction, std::int64_t batch) {
+  Problem problem;
+  problem.direction = direction;
+  problem.batch = batch;
+  problem.in_channels = 530;
+  problem.out_channels = 37;
+  for (int a : {1, 2}) problem.axes[a] = {.input = 5, .kernel = 4, .stride = 2, .pad_begin = 1, .pad_end = 1};
+  set_contiguous(problem);
+  return problem;
+}
+
+TEST(Columns, ThreadsChangeNothing) {
+  Random random(33);
+  for (const Direction direction : kDirections) {
+    const Problem problem = layer(direction, 7);
+    Tensors tensors(problem, random);
+    const auto chosen = plan(problem, {}, "columns");
+    std::vector<std::byte> first;
+    for (const int threads : {1, 2, 5}) {
+      Execution execution;
+      execution.parallel_for = [threads](std::int64_t count, std::int64_t /*grain*/, const ParallelBody& body) {
+        std::vector<std::thread> workers;
+        for (std::int64_t t = 0; t < threads; ++t) {
+          const std::int64_t begin = count * t / threads;
+          const std::int64_t end = count * (t + 1) / threads;
+          if (begin < end) workers.emplace_back([&body, begin, end] { body(begin, end); });
+        }
+        for (std::thread& worker : workers) worker.join();
+      };
+      tensors.result(problem).poison();
+      run_with_workspace(*chosen, tensors.buffers(), execution);
+      if (first.empty()) first = tensors.result(problem).bytes;
+      EXPECT_EQ(first, tensors.result(problem).bytes) << threads << " threads: " << to_string(problem);
+    }
+  }
+}
+
+TEST(Columns, ASampleDoesNotDependOnItsBatch) {
+  Random random(34);
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    const Problem problem = layer(direction, 40);
+    const Problem one = layer(direction, 1);
+    EXPECT_EQ(plan(problem)->family, plan(one)->family);
+    Tensors all(problem, random);
+    Tensors alone(one, random);
+    run_with_workspace(*plan(problem, {}, "columns"), all.buffers());
+    const std::int64_t image = 23;
+    alone.weight.bytes = all.weight.bytes;
+    Tensor& source = direction == Direction::forward ? alone.input : alone.output;
+    const Tensor& sources = direction == Direction::forward ? all.input : all.output;
+    for_each_offset(source.sizes, source.strides,
+                    [&](std::int64_t offset) { source.set(offset, sources.get(offset + image * source.strides[0])); });
+    run_with_workspace(*plan(one, {}, "columns"), alone.buffers());
+    const Tensor& result = alone.result(one);
+    std::int64_t different = 0;
+    for_each_offset(result.sizes, result.strides, [&](std::int64_t offset) {
+      different += result.get(offset) != all.result(problem).get(offset + image * result.strides[0]) ? 1 : 0;
+    });
+    EXPECT_EQ(different, 0) << to_string(problem);
+  }
+}
+
+TEST(Columns, SaysWhyNot) {
+  Problem problem = layer(Direction::forward, 1);
+  problem.axes[1].input = 100;
+  set_contiguous(problem);
+  const auto chosen = plan(problem);
+  EXPECT_EQ(chosen->family, "phases");
+  ASSERT_GE(chosen->declined.size(), 1U);
+  EXPECT_NE(chosen->declined[0].reason.find("few input cells"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tconv::test
