@@ -108,7 +108,7 @@ const Plan& plan_of(const Problem& problem, const Device& device) {
 
 }  // namespace
 
-void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
+void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, at::Tensor* kept) {
   const at::Tensor& any = operands.output;
   const c10::OptionalDeviceGuard guard(any.device());
   const Problem problem = problem_of(geometry, direction, operands);
@@ -116,12 +116,18 @@ void execute(const Geometry<std::int64_t>& geometry, Direction direction, const 
   const Plan& chosen = plan_of(problem, device);
 
   Buffers buffers{data_of(operands.input), data_of(operands.weight), data_of(operands.bias), data_of(operands.output)};
-  at::Tensor workspace;  // freed in stream order by PyTorch's allocator
+  at::Tensor own;  // freed in stream order by PyTorch's allocator
+  at::Tensor& workspace = kept != nullptr ? *kept : own;
+  buffers.weights_kept = workspace.defined();
   if (chosen.workspace_bytes > 0) {
     // CPU memory is aligned to 64 bytes only.
     constexpr std::size_t kAlignment = 256;
-    workspace = at::empty({static_cast<std::int64_t>(chosen.workspace_bytes + kAlignment)},
-                          any.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous));
+    const auto bytes = static_cast<std::int64_t>(chosen.workspace_bytes + kAlignment);
+    if (!workspace.defined()) {
+      workspace = at::empty({bytes}, any.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous));
+    }
+    TORCH_CHECK(workspace.numel() == bytes, "expected a kept workspace of ", bytes, " bytes, but got ",
+                workspace.numel());
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.mutable_data_ptr());
     buffers.workspace = reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
   }

@@ -19,7 +19,10 @@ struct Operands {
   at::Tensor output;
 };
 
-void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands);
+// `kept` is a workspace that outlives the call: made here if it is undefined, and otherwise as an earlier call with the
+// same arguments left it.
+void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands,
+             at::Tensor* kept = nullptr);
 
 // Whether work on a CPU is shared among PyTorch's threads. at::parallel_for lives in PyTorch's headers, and where this
 // is compiled without -fopenmp it is a plain loop: then the library's own threads work.

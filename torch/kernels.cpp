@@ -31,10 +31,10 @@ void check_device(const Tensor& input, const char* name, const Tensor& other) {
 }
 
 Tensor real_forward(const IntGeometry& g, const Tensor& input, const Tensor& weight, const Tensor& bias,
-                    at::MemoryFormat format) {
+                    at::MemoryFormat format, Tensor* kept = nullptr) {
   Tensor output = empty_like_type(input, g.output_shape(), format);
   if (output.numel() == 0) return output;
-  execute(g, Direction::forward, {input, weight, bias.defined() ? bias.contiguous() : bias, output});
+  execute(g, Direction::forward, {input, weight, bias.defined() ? bias.contiguous() : bias, output}, kept);
   return output;
 }
 
@@ -140,8 +140,9 @@ Gradients complex_backward(const IntGeometry& g, const Tensor& grad_output, cons
   return result;
 }
 
-Tensor conv_transpose(const Tensor& input_, const Tensor& weight_, const OptionalTensor& bias_, IntArrayRef stride,
-                      IntArrayRef padding, IntArrayRef output_padding, std::int64_t groups, IntArrayRef dilation) {
+Tensor forward(const Tensor& input_, const Tensor& weight_, const OptionalTensor& bias_, IntArrayRef stride,
+               IntArrayRef padding, IntArrayRef output_padding, std::int64_t groups, IntArrayRef dilation,
+               Tensor* kept = nullptr) {
   const bool has_bias = bias_.has_value() && bias_->defined();
   check_types(input_, weight_);
   check_device(input_, "weight", weight_);
@@ -156,7 +157,23 @@ Tensor conv_transpose(const Tensor& input_, const Tensor& weight_, const Optiona
   const Tensor weight = resolved(weight_);
   const Tensor bias = has_bias ? resolved(*bias_) : Tensor();
   return input.is_complex() ? complex_forward(g, input, weight, bias, format)
-                            : real_forward(g, input, weight, bias, format);
+                            : real_forward(g, input, weight, bias, format, kept);
+}
+
+Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, IntArrayRef stride,
+                      IntArrayRef padding, IntArrayRef output_padding, std::int64_t groups, IntArrayRef dilation) {
+  return forward(input, weight, bias, stride, padding, output_padding, groups, dilation);
+}
+
+// The workspace, with the weights in the order in which the kernels read them, comes back; given again with the same
+// arguments, it saves the work of ordering them.
+std::tuple<Tensor, Tensor> conv_transpose_kept(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                                               IntArrayRef stride, IntArrayRef padding, IntArrayRef output_padding,
+                                               std::int64_t groups, IntArrayRef dilation,
+                                               const OptionalTensor& workspace) {
+  Tensor kept = workspace.value_or(Tensor());
+  Tensor output = forward(input, weight, bias, stride, padding, output_padding, groups, dilation, &kept);
+  return {output, kept.defined() ? kept : at::empty({0}, input.options().dtype(at::kByte))};
 }
 
 Gradients conv_transpose_backward(const Tensor& grad_output_, const Tensor& input_, const Tensor& weight_,
@@ -235,11 +252,13 @@ Gradients conv_transpose_backward_meta(const Tensor& grad_output, const Tensor& 
 
 TORCH_LIBRARY_IMPL(tconv, CPU, m) {
   m.impl("conv_transpose", TORCH_FN(conv_transpose));
+  m.impl("_conv_transpose_kept", TORCH_FN(conv_transpose_kept));
   m.impl("conv_transpose_backward", TORCH_FN(conv_transpose_backward));
 }
 
 TORCH_LIBRARY_IMPL(tconv, CUDA, m) {
   m.impl("conv_transpose", TORCH_FN(conv_transpose));
+  m.impl("_conv_transpose_kept", TORCH_FN(conv_transpose_kept));
   m.impl("conv_transpose_backward", TORCH_FN(conv_transpose_backward));
 }
 

@@ -169,6 +169,11 @@ TORCH_LIBRARY(tconv, m) {
       "conv_transpose_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, "
       "SymInt[] output_padding, SymInt groups, SymInt[] dilation, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
       tags);
+  m.def(
+      "_conv_transpose_kept(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
+      "int[] output_padding, int groups, int[] dilation, Tensor? workspace) -> (Tensor, Tensor)");
+  m.def("_number(int[] stride, int[] padding, int[] output_padding, int groups, int[] dilation) -> int");
+  m.def("_conv_transpose_numbered(Tensor input, Tensor weight, Tensor? bias, int parameters) -> Tensor", tags);
 
   const std::string question =
       "(str dtype, str device, str direction, int batch, int in_channels, int out_channels, int[] input, int[] kernel, "

@@ -29,6 +29,9 @@ struct Buffers {
   void* bias = nullptr;
   void* output = nullptr;
   void* workspace = nullptr;  // Plan::workspace_bytes, aligned to 256 bytes
+  // The workspace is as a run of this plan left it, with these weights at these values and tensors of this alignment:
+  // what it holds of the weights is taken as it is. A kernel that keeps nothing there ignores this.
+  bool weights_kept = false;
 };
 
 // Runs body(begin, end) over disjoint pieces that cover [0, count), possibly at the same time, each of at least `grain`

@@ -15,6 +15,8 @@ torch.ops.load_library(_SHARED_OBJECT)
 ops = torch.ops.tconv
 conv_transpose = ops.conv_transpose.default
 conv_transpose_backward = ops.conv_transpose_backward.default
+conv_transpose_kept = ops._conv_transpose_kept.default
+conv_transpose_numbered = ops._conv_transpose_numbered.default
 
 
 def info() -> dict[str, list[str]]:

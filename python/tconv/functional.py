@@ -42,6 +42,30 @@ def _int(function: str, argument: str, expected: str, value: int) -> int:
     return value if isinstance(value, _INTEGERS) else int(value)
 
 
+# Parameters that have been used before, by their values and types, and the numbers that the operators know them by.
+_numbers: dict[tuple, int] = {}
+
+
+def _number_of(key: tuple) -> int | None:
+    """The number of parameters that were used before; none for a tracer, whose record must hold the values."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return None
+    try:
+        return _numbers.get(key)
+    except TypeError:  # a list is no key
+        return None
+
+
+def _give_number(key: tuple, parameters: tuple) -> None:
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return
+    plain = all(type(value) is int for group in parameters for value in (group if type(group) is tuple else (group,)))
+    if plain:
+        number = _library.ops._number(*parameters)
+        if number >= 0:
+            _numbers[key] = number
+
+
 def _conv_transpose(
     function: Callable[..., Tensor],
     rank: int,
@@ -58,6 +82,29 @@ def _conv_transpose(
         return handle_torch_function(
             function, (input, weight, bias), input, weight, bias, stride, padding, output_padding, groups, dilation
         )
+    key = (
+        rank,
+        stride,
+        stride.__class__,
+        padding,
+        padding.__class__,
+        output_padding,
+        output_padding.__class__,
+        groups,
+        groups.__class__,
+        dilation,
+        dilation.__class__,
+    )
+    number = _number_of(key)
+    if (
+        number is not None
+        and isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and (bias is None or isinstance(bias, Tensor))
+        and input.dim() == rank + 2
+        and weight.dim() == rank + 2
+    ):
+        return _library.conv_transpose_numbered(input, weight, bias, number)
     name = function.__name__
     if not isinstance(input, Tensor):
         _refuse(name, "input", "a Tensor", input)
@@ -84,7 +131,9 @@ def _conv_transpose(
             f"but got weight of size: {list(weight.shape)}"
         )
     if dims == rank + 2:
-        return _library.conv_transpose(input, weight, bias, *parameters)
+        output = _library.conv_transpose(input, weight, bias, *parameters)
+        _give_number(key, parameters)
+        return output
     return _library.conv_transpose(input.unsqueeze(0), weight, bias, *parameters).squeeze(0)
 
 

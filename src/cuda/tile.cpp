@@ -167,17 +167,18 @@ class TileKernel final : public Kernel {
     params.weight = buffers.weight;
     params.bias = buffers.bias;
     params.output = shape_.gradient ? buffers.input : buffers.output;
-    if (pack_) {
+    const bool packs = pack_.has_value() && !buffers.weights_kept;
+    if (packs) {
       void* packed = buffers.workspace;
       void* arguments[] = {&params, &packed};
       pack_->launch(device_, pack_grid_, arguments, execution.stream);
-      params.weight = packed;
     }
+    if (pack_) params.weight = buffers.workspace;
     void* arguments[] = {&params};
     kernel_.launch(device_,
                    {.grid_x = static_cast<unsigned>(blocks_),
                     .block = static_cast<unsigned>(shape_.threads()),
-                    .overlaps_previous = overlaps_pack_},
+                    .overlaps_previous = packs && overlaps_pack_},
                    arguments, execution.stream);
   }
 

@@ -2,6 +2,7 @@
 // or two to compile: by default every list is cut short, TCONV_TEST_ALL_KERNELS=1 (`make test-kernels`) takes it whole.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 
 #include "cases.h"
@@ -20,34 +21,46 @@ struct EmulatedTile : testing::Test {
   test::KernelEmulator emulator;
   Random random{5};
 
-  // The planner's choice, and the best cut that gets its weights in the other way.
-  void check(Problem problem, int arch, Direction direction = Direction::forward) {
+  // The planner's choice, and the best cut of every other kind: how weights come and, if asked for, whether stages are
+  // left out and how teams share the work.
+  void check(Problem problem, int arch, Direction direction = Direction::forward, bool every_kind = false) {
     problem.direction = direction;
     SCOPED_TRACE(to_string(problem) + " sm_" + std::to_string(arch));
     const test::EmulatedCase data(problem, random);
     const std::vector<TileCandidate> candidates = tile_candidates(problem, test::gpu(arch));
     ASSERT_FALSE(candidates.empty());
-    std::set<bool> packed;
+    std::set<std::array<bool, 4>> kinds;
     for (const TileCandidate& candidate : candidates) {
-      if (!packed.insert(candidate.shape.packed).second) continue;
+      const TileShape& shape = candidate.shape;
+      const bool leaves_out = shape.skips_backs() && shape.stages_per_chunk() > 1;
+      if (every_kind ? !kinds.insert({shape.packed, leaves_out, shape.row_teams > 1, shape.column_teams > 1}).second
+                     : !kinds.insert({shape.packed}).second) {
+        continue;
+      }
       EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(arch), candidate)), "");
+      stages_left_out += leaves_out ? 1 : 0;
+      in_place += shape.packed ? 0 : 1;
     }
-    in_place += packed.contains(false) ? 1 : 0;
   }
 
   void check_some(const std::vector<Problem>& problems, int arch) {
     const std::size_t count = test::takes_all() ? problems.size() : 2;
-    for (std::size_t i = 0; i < count; ++i) check(problems[i], arch, Direction::grad_input);
+    for (std::size_t i = 0; i < count; ++i)
+      check(problems[i], arch, Direction::grad_input, /*every_kind=*/i == 0 || test::takes_all());
     EXPECT_GE(in_place, 1);
   }
 
   int in_place = 0;
+  int stages_left_out = 0;
 };
 
 TEST_F(EmulatedTile, Forward) {
   check(make(2, 24, 20, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), 80);
   check(make(2, 24, 40, 1, {axis(9, 3, 2, 1, 1), axis(11, 3, 2, 1)}), 90);
+  check(make(1, 20, 64, 1, {axis(3, 3, 2, 1), axis(4, 3, 2, 0)}), 90, Direction::forward, /*every_kind=*/true);
   EXPECT_GT(emulator.launches(), 1);
+  EXPECT_GT(in_place, 0);
+  EXPECT_GT(stages_left_out, 0);
 }
 
 Problem in(Problem problem, DType dtype, Precision precision = Precision::tf32, bool channels_last = false) {

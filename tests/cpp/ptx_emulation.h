@@ -48,6 +48,7 @@ struct alignas(16) Cell {
 };
 
 inline int __popcll(unsigned long long bits) { return std::popcount(bits); }
+inline int __ffsll(unsigned long long bits) { return bits == 0 ? 0 : std::countr_zero(bits) + 1; }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 template <typename T>

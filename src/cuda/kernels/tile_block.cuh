@@ -63,9 +63,6 @@ __device__ __forceinline__ void publish_stage() {
   if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
 }
 
-// Whether some steps store weights and no input.
-constexpr bool kStoresWeightsAlone = kShape.gradient && !kShape.packed && kShape.stages_per_chunk() > 1;
-
 #include "tile_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kClusterAttribute
@@ -84,9 +81,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
 
   // Step by step through the stages of weights; a new patch of input comes with each new chunk of channels. What a step
   // multiplies was stored one step earlier and, where it passes through registers, loaded one step before that.
-  constexpr int kStages = kShape.stages_per_chunk();
   constexpr int kChunks = kShape.block_chunks();
-  constexpr int kTotal = kChunks * kStages;
   const auto weight_stage = [&](int step) {
     return weight_stages + step % kShape.weight_stages() * kShape.weight_stage_bytes();
   };
@@ -104,24 +99,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
   weights.wait(0);
   __syncthreads();
 
-  int chunk = 0;
-  int stage = 0;
 #pragma unroll 1
-  for (int step = 0; step < kTotal; ++step) {
-    tile.begin_stage(input_stage(chunk), weight_stage(step), stage);
-    weights.start(step, weight_stage);
-    weights.store(step + 1, weight_stage);
-    const bool begins_chunk = stage == 0 && chunk + 1 < kChunks;
-    if (begins_chunk) input.store(input_stage(chunk + 1));
-    if (begins_chunk || kStoresWeightsAlone) publish_stage();
-    if (begins_chunk && chunk + 2 < kChunks) input.fetch(params, chunk + 2);
-    weights.fetch(params, step + 2);
-    weights.wait(step + 1);
+  for (StageWalk walk(rows); !walk.ended(); walk.advance()) {
+    tile.begin_stage(input_stage(walk.chunk), weight_stage(walk.step), walk.stage);
+    weights.start(walk.step, weight_stage);
+    weights.store(walk.step + 1, weight_stage);
+    const bool brings_input = walk.begins_chunk() && walk.chunk + 1 < kChunks;
+    if (brings_input) input.store(input_stage(walk.chunk + 1));
+    if (brings_input || !kShape.packed) publish_stage();
+    if (brings_input && walk.chunk + 2 < kChunks) input.fetch(params, walk.chunk + 2);
+    weights.fetch(params, walk.step + 2);
+    weights.wait(walk.step + 1);
     tile.end_stage();
     __syncthreads();
-    const bool ends_chunk = stage + 1 == kStages;
-    chunk += ends_chunk ? 1 : 0;
-    stage = ends_chunk ? 0 : stage + 1;
   }
   store_block(params, rows, cells, tile, place.rank, shared_memory);
 }

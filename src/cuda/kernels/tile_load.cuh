@@ -170,26 +170,27 @@ struct InputLoader {
 struct PackedWeights {
   static constexpr int kAhead = kShape.weight_stages() - 1;
   static constexpr int kCellsPerBack = kShape.slabs * kShape.rows();
-  static constexpr int kTotal = kShape.block_chunks() * kShape.stages_per_chunk();
 
   const Cell* base;
+  StageWalk copied;  // the next stage to copy
 
-  __device__ __forceinline__ PackedWeights(const TileParams& params, const BlockRows&, int block_row, int rank,
+  __device__ __forceinline__ PackedWeights(const TileParams& params, const BlockRows& rows, int block_row, int rank,
                                            unsigned char*)
       : base(static_cast<const Cell*>(params.weight) + block_row * (kShape.packed_bytes() / 16) +
-             rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kCellsPerBack) {}
+             rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kCellsPerBack),
+        copied(rows) {}
 
   template <typename Stage>
-  __device__ __forceinline__ void begin(Stage&& stage) const {
+  __device__ __forceinline__ void begin(Stage&& stage) {
     ptx::wait_for_previous_kernel();
 #pragma unroll
-    for (int step = 0; step < (kAhead > 0 ? kAhead : 1); ++step) copy(step, stage(step));
+    for (int step = 0; step < (kAhead > 0 ? kAhead : 1); ++step) copy(stage(step));
   }
 
   // While `step` is multiplied: the copy for a later one sets out.
   template <typename Stage>
-  __device__ __forceinline__ void start(int step, Stage&& stage) const {
-    if (kAhead > 0) copy(step + kAhead, stage(step + kAhead));
+  __device__ __forceinline__ void start(int step, Stage&& stage) {
+    if (kAhead > 0) copy(stage(step + kAhead));
   }
 
   __device__ __forceinline__ void fetch(const TileParams&, int) const {}
@@ -201,13 +202,13 @@ struct PackedWeights {
 
  private:
   // Always a whole stage, so that the loop has no variables: past the last distance of a chunk it brings what follows.
-  __device__ __forceinline__ void copy(int step, unsigned shared) const {
+  __device__ __forceinline__ void copy(unsigned shared) {
     constexpr int kCells = kShape.stage_backs * kCellsPerBack;
-    if (step < kTotal) {
-      const int chunk = step / kShape.stages_per_chunk();
-      const int first_back = step % kShape.stages_per_chunk() * kShape.stage_backs;
-      const Cell* source =
-          base + (static_cast<long long>(chunk) * kShape.all_backs() + first_back) * kCellsPerBack + threadIdx.x;
+    if (!copied.ended()) {
+      const long long first_back =
+          static_cast<long long>(copied.chunk) * kShape.all_backs() + copied.stage * kShape.stage_backs;
+      const Cell* source = base + first_back * kCellsPerBack + threadIdx.x;
+      copied.advance();
       shared += threadIdx.x * 16;
 #pragma unroll 16
       for (int i = 0; i < kCells / kThreads; ++i) ptx::copy_16_async(shared + i * kThreads * 16, source + i * kThreads);

@@ -73,6 +73,53 @@ __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int inde
   return exists ? found : -1;
 }
 
+// The way through the stages of weights, chunk after chunk. A block whose phases have no tap in some stage leaves that
+// stage out.
+struct StageWalk {
+  static constexpr int kStages = kShape.stages_per_chunk();
+  static constexpr bool kLeavesOut = kShape.skips_backs() && kStages > 1;
+
+  unsigned long long stages;  // that the block visits, a bit each
+  int total;                  // steps of the whole walk
+  int step = 0;
+  int chunk = 0;
+  int stage = 0;
+
+  __device__ __forceinline__ explicit StageWalk(const BlockRows& rows) : stages(kLeavesOut ? visited(rows) : 1) {
+    total = kShape.block_chunks() * (kLeavesOut ? __popcll(stages) : kStages);
+    if (kLeavesOut) stage = __ffsll(stages) - 1;
+  }
+
+  __device__ __forceinline__ bool ended() const { return step >= total; }
+  __device__ __forceinline__ bool begins_chunk() const {
+    return kStages == 1 || (kLeavesOut ? stage == __ffsll(stages) - 1 : stage == 0);
+  }
+
+  __device__ __forceinline__ void advance() {
+    ++step;
+    const unsigned long long later = kLeavesOut ? stages >> stage >> 1 : stage + 1 < kStages;
+    if (later != 0) {
+      stage += kLeavesOut ? __ffsll(later) : 1;
+    } else {
+      stage = kLeavesOut ? __ffsll(stages) - 1 : 0;
+      ++chunk;
+    }
+  }
+
+ private:
+  // A block without any tap visits one stage, of zeros.
+  static __device__ __forceinline__ unsigned long long visited(const BlockRows& rows) {
+    const unsigned long long backs = backs_of(rows);
+    unsigned long long found = 0;
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      const unsigned long long own = backs >> (stage * kShape.stage_backs);
+      if ((own & ((1ULL << kShape.stage_backs) - 1)) != 0) found |= 1ULL << stage;
+    }
+    return found == 0 ? 1 : found;
+  }
+};
+
 // The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
   const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]),
