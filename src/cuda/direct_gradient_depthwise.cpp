@@ -14,7 +14,7 @@ constexpr std::int64_t kInt = std::numeric_limits<std::int32_t>::max();
 constexpr int kMostTaps = 64;    // held in registers
 constexpr int kMostBody = 1024;  // unrolled multiply-adds
 constexpr int kMostWindow = 48;  // inputs of a row that a thread holds
-constexpr int kMostStride = 8;   // of lanes, in elements times the strip
+constexpr int kMostStride = 8;   // beyond it, lanes share no sectors
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -141,7 +141,7 @@ class DepthwiseGradientKernel final : public Kernel {
 
 }  // namespace
 
-std::string why_no_depthwise_gradient(const Problem& problem) {
+std::string_view why_no_depthwise_gradient(const Problem& problem) {
   if (problem.in_channels_per_group() != 1 || problem.out_channels_per_group() != 1)
     return "groups have more than one channel";
   if (problem.axes[0] != Axis{}) return "it has a third axis";

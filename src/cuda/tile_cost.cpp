@@ -72,7 +72,10 @@ int gradient_loader_registers(const TileShape& shape) {
                          : shape.element_bytes == 2 ? 18
                          : shape.warpgroup          ? 9
                                                     : 6) +
-                        (shape.all_planes() > 1 ? shape.warpgroup ? 2 : 3 : 0);
+                        (shape.all_planes() == 1     ? 0
+                         : shape.warpgroup           ? 2
+                         : shape.input_channels_last ? 5
+                                                     : 3);
   if (shape.packed) return inputs * per_input;
   const int weights = static_cast<int>(ceil_div(shape.stage_backs * shape.slabs * shape.rows(), shape.threads()));
   return inputs * per_input + (shape.element_bytes == 2 ? 72 + 20 * weights : 72 + 7 * weights);
