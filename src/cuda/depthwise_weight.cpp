@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 
 #include "cuda/element_name.h"
 #include "cuda/jit_kernel.h"
@@ -23,7 +24,7 @@ std::int64_t pixels_of(const Problem& problem) {
   return problem.batch * problem.axes[0].input * problem.axes[1].input * problem.axes[2].input;
 }
 
-std::string why_not(const Problem& problem) {
+std::string_view why_not(const Problem& problem) {
   if (problem.direction != Direction::grad_weight) return "computes grad_weight only";
   if (problem.in_channels_per_group() != 1 || problem.out_channels_per_group() != 1) {
     return "needs one channel in a group";
@@ -41,7 +42,7 @@ std::string why_not(const Problem& problem) {
   }
   if (taps > kMostDepthwiseTaps) return "more taps than a thread keeps sums for";
   if (pixels == 0) return "nothing to add up";
-  if (pixels > static_cast<double>(kIntMax / 2) || problem.groups > kIntMax / 4096) return "sizes beyond 32 bits";
+  if (pixels > static_cast<double>(kIntMax) / 2 || problem.groups > kIntMax / 4096) return "sizes beyond 32 bits";
   return {};
 }
 
@@ -129,7 +130,7 @@ class DepthwiseWeightKernel final : public Kernel {
 }  // namespace
 
 Proposal propose_depthwise_weight(const Problem& problem, const DeviceProperties& device) {
-  if (std::string reason = why_not(problem); !reason.empty()) return Proposal::decline(std::move(reason));
+  if (const std::string_view reason = why_not(problem); !reason.empty()) return Proposal::decline(std::string(reason));
   const auto kernel = std::make_shared<const DepthwiseWeightKernel>(problem, device);
   Proposal proposal;
   proposal.workspace_bytes = kernel->workspace_bytes();

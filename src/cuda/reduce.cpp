@@ -185,7 +185,9 @@ ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, c
 }
 
 Proposal propose_reduce(const Problem& problem, const DeviceProperties& device) {
-  if (std::string reason = why_no_reduce(problem, device); !reason.empty()) return Proposal::decline(std::move(reason));
+  if (const std::string_view reason = why_no_reduce(problem, device); !reason.empty()) {
+    return Proposal::decline(std::string(reason));
+  }
   const std::vector<ReduceCandidate> candidates = reduce_candidates(problem, device);
   if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
   return propose_reduce(problem, device, candidates.front());

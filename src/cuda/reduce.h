@@ -2,6 +2,7 @@
 // kernels/reduce*.cuh.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "core/family.h"
@@ -21,7 +22,7 @@ struct ReduceCandidate {
 };
 
 // Why the family declines, or empty.
-std::string why_no_reduce(const Problem& problem, const DeviceProperties& device);
+std::string_view why_no_reduce(const Problem& problem, const DeviceProperties& device);
 
 struct ReduceOptions {
   bool aligned = true;  // the tensors' addresses allow vectors of 16 bytes, if their strides do

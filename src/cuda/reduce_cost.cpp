@@ -119,9 +119,9 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest);
   // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
   // and store it between two pieces of the product, all at the same time.
-  const double chain = kStageCycles + (shape.loader_warps > 0
-                                           ? std::max(kBatchCycles + cost.loads, std::max(cost.multiply, cost.operands))
-                                           : kBatchCycles * shape.batches() + cost.loads + cost.multiply);
+  const double chain =
+      kStageCycles + (shape.loader_warps > 0 ? std::max({kBatchCycles + cost.loads, cost.multiply, cost.operands})
+                                             : kBatchCycles * shape.batches() + cost.loads + cost.multiply);
 
   const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
   const double stages = std::ceil(all / params.parts);

@@ -364,7 +364,8 @@ void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shap
   for (const int blocks : params.tap_blocks) tiles *= blocks;
   double stages = 1;
   for (const int count : params.tiles) stages *= count;
-  if (tiles > static_cast<double>(kIntMax / 1024) || stages > static_cast<double>(kIntMax / 2)) return;
+  constexpr auto kMost = static_cast<double>(kIntMax);
+  if (tiles > kMost / 1024 || stages > kMost / 2) return;
   const double slots = static_cast<double>(device.multiprocessors) * shape.blocks_per_multiprocessor;
   std::vector<int> choices = {1};
   for (const double waves : {0.5, 1.0, 2.0, 3.0}) {
@@ -430,7 +431,7 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
 
 }  // namespace
 
-std::string why_no_reduce(const Problem& problem, const DeviceProperties& device) {
+std::string_view why_no_reduce(const Problem& problem, const DeviceProperties& device) {
   if (problem.direction != Direction::grad_weight) return "computes grad_weight only";
   if (problem.dtype == DType::f64) return "tensor cores as used here have no float64";
   if (device.arch < 80) return "needs sm_80 or later";

@@ -38,11 +38,11 @@ struct EmulatedGeneral : testing::Test {
 };
 
 TEST_F(EmulatedGeneral, GradWeight) {
-  for (int i = 0; i < test::cases(40) && !HasFailure(); ++i) check(draw(Direction::grad_weight));
+  for (int i = 0; i < test::cases(16) && !HasFailure(); ++i) check(draw(Direction::grad_weight));
 }
 
 TEST_F(EmulatedGeneral, GradBias) {
-  for (int i = 0; i < test::cases(40) && !HasFailure(); ++i) check(draw(Direction::grad_bias));
+  for (int i = 0; i < test::cases(16) && !HasFailure(); ++i) check(draw(Direction::grad_bias));
 }
 
 // Few weights and many pixels are cut into parts; empty batches are sums of nothing.

@@ -13,19 +13,44 @@ using Sum = In::Sum;
 
 constexpr int kAtOnce = kAcross ? kBiasThreads / kBiasLanes : kBiasThreads;  // threads that share a channel
 
-__device__ __forceinline__ tconv_device::i64 place_of(const GradBiasParams& p, Index element) {
-  if (kRows == 1) return element * p.strides[3];
-  const Index columns = static_cast<Index>(p.sizes[3]);
-  Index row = element / columns;
-  tconv_device::i64 place = (element - row * columns) * p.strides[3];
-  if (kRows == 2) return place + row * p.strides[0];
-  for (int i = 2; i >= 0; --i) {
-    const Index size = static_cast<Index>(p.sizes[i]);
-    place += row % size * p.strides[i];
-    row /= size;
+// A thread's way through the elements of its channel: a row of memory and a place in it, moved without a division.
+struct Cursor {
+  Index row;
+  Index column;
+  Index row_step;
+  Index column_step;
+  Index columns;
+
+  __device__ __forceinline__ Cursor(const GradBiasParams& p, Index element) {
+    columns = kRows == 1 ? 1 : static_cast<Index>(p.sizes[3]);
+    row = element / columns;
+    column = element - row * columns;
+    row_step = kAtOnce / columns;
+    column_step = kAtOnce - row_step * columns;
   }
-  return place;
-}
+
+  __device__ __forceinline__ void advance() {
+    row += row_step;
+    column += column_step;
+    if (kRows > 1 && column >= columns) {
+      column -= columns;
+      ++row;
+    }
+  }
+
+  __device__ __forceinline__ tconv_device::i64 place(const GradBiasParams& p) const {
+    if (kRows == 1) return row * p.strides[3];
+    tconv_device::i64 place = column * p.strides[3];
+    if (kRows == 2) return place + row * p.strides[0];
+    Index rest = row;
+    for (int i = 2; i >= 0; --i) {
+      const Index size = static_cast<Index>(p.sizes[i]);
+      place += rest % size * p.strides[i];
+      rest /= size;
+    }
+    return place;
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(kBiasThreads) tconv_grad_bias(const GradBiasParams p) {
   __shared__ Sum sums[kBiasThreads];
@@ -41,13 +66,20 @@ extern "C" __global__ void __launch_bounds__(kBiasThreads) tconv_grad_bias(const
     const Index begin = static_cast<Index>(p.elements * part / p.parts);
     const Index end = static_cast<Index>(p.elements * (part + 1) / p.parts);
     Index element = begin + first;
+    Cursor cursor(p, element);
     for (; element + 3 * kAtOnce < end; element += 4 * kAtOnce) {
 #ifdef __CUDACC__
 #pragma unroll
 #endif
-      for (int i = 0; i < 4; ++i) sum[i] += In::load(input[place_of(p, element + i * kAtOnce)]);
+      for (int i = 0; i < 4; ++i) {
+        sum[i] += In::load(input[cursor.place(p)]);
+        cursor.advance();
+      }
     }
-    for (; element < end; element += kAtOnce) sum[0] += In::load(input[place_of(p, element)]);
+    for (; element < end; element += kAtOnce) {
+      sum[0] += In::load(input[cursor.place(p)]);
+      cursor.advance();
+    }
   }
   sums[thread] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   constexpr int kLeast = kAcross ? kBiasLanes : 1;
