@@ -63,6 +63,9 @@ __device__ __forceinline__ void publish_stage() {
   if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
 }
 
+// Whether some steps store weights and no input.
+constexpr bool kStoresWeightsAlone = kShape.gradient && !kShape.packed && kShape.stages_per_chunk() > 1;
+
 #include "tile_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kClusterAttribute
