@@ -23,9 +23,10 @@ class Freezable(nn.Module):
     def freeze(self) -> Freezable:
         """Keeps the weights as the kernels want them, from the next call of each input shape on, and returns the layer.
 
-        From then on the weight must not change. A change that PyTorch counts (an optimiser's step, ``copy_``) is noticed;
-        one through ``.data`` or another view is not, and the old weights stay in use. Undone by :meth:`unfreeze`,
-        ``train()`` and ``load_state_dict()``. Calls that need gradients compute as if the layer were not frozen.
+        From then on the weight must not change. A change that PyTorch counts (an optimiser's step, ``copy_``) is
+        noticed; one through ``.data`` or another view is not, and the old weights stay in use. Undone by
+        :meth:`unfreeze`, ``train()`` and ``load_state_dict()``. Calls that need gradients compute as if the layer were
+        not frozen.
         """
         self.eval()
         _kept[self] = {}

@@ -246,6 +246,7 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--strict", action="store_true", help="fp32 without TF32")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--bias", action="store_true")
+    parser.add_argument("--backward", action="store_true", help="the kernels of the gradients too")
     parser.set_defaults(command=_prepare)
 
 
@@ -259,6 +260,7 @@ def _prepare(options: argparse.Namespace) -> int:
         strict=options.strict,
         channels_last=options.channels_last,
         bias=options.bias,
+        backward=options.backward,
     )
 
 

@@ -42,7 +42,7 @@ def _int(function: str, argument: str, expected: str, value: int) -> int:
     return value if isinstance(value, _INTEGERS) else int(value)
 
 
-# Parameters that have been seen and found good, by their values and types, and the numbers that the operators know them by.
+# Parameters that have been used before, by their values and types, and the numbers that the operators know them by.
 _numbers: dict[tuple, int] = {}
 
 

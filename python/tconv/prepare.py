@@ -35,9 +35,16 @@ def prepare(model: torch.nn.Module, *example: Any, **keywords: Any) -> None:
 
 
 def prepare_problems(
-    problems: Sequence[Problem], *, device: str, dtype: str, strict: bool, channels_last: bool, bias: bool
+    problems: Sequence[Problem],
+    *,
+    device: str,
+    dtype: str,
+    strict: bool,
+    channels_last: bool,
+    bias: bool,
+    backward: bool,
 ) -> int:
-    """Compiles the forward kernels of problems, many at a time; returns the exit code of `python -m tconv prepare`."""
+    """Compiles the kernels of problems, many at a time; returns the exit code of `python -m tconv prepare`."""
     if not torch.cuda.is_available():
         print(
             "tconv prepare: this machine has no GPU that PyTorch can use, so there is nothing to compile "
@@ -50,7 +57,15 @@ def prepare_problems(
     def ready(problem: Problem) -> str:
         begin = time.perf_counter()
         try:
-            _prepare_problem(problem, device=device, dtype=dtype, strict=strict, channels_last=channels_last, bias=bias)
+            _prepare_problem(
+                problem,
+                device=device,
+                dtype=dtype,
+                strict=strict,
+                channels_last=channels_last,
+                bias=bias,
+                backward=backward,
+            )
         except RuntimeError as error:
             return f"failed: {str(error).splitlines()[0]}"
         return f"ready ({time.perf_counter() - begin:.2f} s)"
@@ -67,19 +82,28 @@ def prepare_problems(
 
 
 def _prepare_problem(
-    problem: Problem, *, device: str, dtype: str, strict: bool, channels_last: bool, bias: bool
+    problem: Problem,
+    *,
+    device: str,
+    dtype: str,
+    strict: bool,
+    channels_last: bool,
+    bias: bool,
+    backward: bool,
 ) -> None:
     if problem.input_strides is None and problem.weight_strides is None:
-        arguments = operator_arguments(
-            problem,
-            dtype=dtype,
-            device=device,
-            direction="forward",
-            bias=bias,
-            channels_last=channels_last,
-            precision="strict" if strict else "tf32",
-        )
-        torch.ops.tconv._prepare(*arguments)
+        gradients = ("grad_input", "grad_weight", *(("grad_bias",) if bias else ())) if backward else ()
+        for direction in ("forward", *gradients):
+            arguments = operator_arguments(
+                problem,
+                dtype=dtype,
+                device=device,
+                direction=direction,
+                bias=bias,
+                channels_last=channels_last,
+                precision="strict" if strict else "tf32",
+            )
+            torch.ops.tconv._prepare(*arguments)
         return
     # The operator above knows densely packed tensors only; strides of a model's own are met by a call.
     import tconv
@@ -89,6 +113,11 @@ def _prepare_problem(
     x = problem.make_input(**make, channels_last=channels_last)
     weight = problem.make_weight(**make, channels_last=channels_last)
     bias_tensor = problem.make_bias(**make) if bias else None
-    with torch.no_grad():
-        functions[problem.rank](x, weight, bias_tensor, **problem.arguments())
+    with torch.set_grad_enabled(backward):
+        for tensor in (x, weight, bias_tensor):
+            if tensor is not None:
+                tensor.requires_grad_(backward)
+        output = functions[problem.rank](x, weight, bias_tensor, **problem.arguments())
+    if backward:
+        output.backward(torch.zeros_like(output))
     torch.cuda.synchronize(device)

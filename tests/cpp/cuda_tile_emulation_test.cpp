@@ -1,6 +1,7 @@
 // The tile kernels, compiled by the host compiler and run on the CPU against the reference.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 
 #include "cuda/tile.h"
@@ -18,28 +19,39 @@ struct EmulatedTile : testing::Test {
   test::KernelEmulator emulator;
   Random random{5};
 
-  // The planner's choice, and the best cut that gets its weights in the other way.
-  void check(Problem problem, int arch, Direction direction = Direction::forward) {
+  // The planner's choice, and the best cut of every other kind: how weights come and, if asked for, whether stages are
+  // left out and how teams share the work.
+  void check(Problem problem, int arch, Direction direction = Direction::forward, bool every_kind = false) {
     problem.direction = direction;
     SCOPED_TRACE(to_string(problem) + " sm_" + std::to_string(arch));
     const test::EmulatedCase data(problem, random);
     const std::vector<TileCandidate> candidates = tile_candidates(problem, test::gpu(arch));
     ASSERT_FALSE(candidates.empty());
-    std::set<bool> packed;
+    std::set<std::array<bool, 4>> kinds;
     for (const TileCandidate& candidate : candidates) {
-      if (!packed.insert(candidate.shape.packed).second) continue;
+      const TileShape& shape = candidate.shape;
+      const bool leaves_out = shape.skips_backs() && shape.stages_per_chunk() > 1;
+      if (every_kind ? !kinds.insert({shape.packed, leaves_out, shape.row_teams > 1, shape.column_teams > 1}).second
+                     : !kinds.insert({shape.packed}).second) {
+        continue;
+      }
       EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(arch), candidate)), "");
+      stages_left_out += leaves_out ? 1 : 0;
+      in_place += shape.packed ? 0 : 1;
     }
-    in_place += packed.contains(false) ? 1 : 0;
   }
 
   int in_place = 0;
+  int stages_left_out = 0;
 };
 
 TEST_F(EmulatedTile, Forward) {
   check(make(2, 24, 20, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), 80);
   check(make(2, 24, 40, 1, {axis(9, 3, 2, 1, 1), axis(11, 3, 2, 1)}), 90);
+  check(make(1, 20, 64, 1, {axis(3, 3, 2, 1), axis(4, 3, 2, 0)}), 90, Direction::forward, /*every_kind=*/true);
   EXPECT_GT(emulator.launches(), 1);
+  EXPECT_GT(in_place, 0);
+  EXPECT_GT(stages_left_out, 0);
 }
 
 // Kernel equal to the stride, twice the stride, smaller, in between; dilations; many planes; groups; one to three axes.
