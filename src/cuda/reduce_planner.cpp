@@ -411,7 +411,7 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
         shape.team_runs = static_cast<int>(ceil_div(shape.runs(), teams.run_teams));
         if (shape.team_runs * (teams.run_teams - 1) >= shape.runs()) continue;
         const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
-        if (sums > (shape.warpgroup ? 160 : shape.math == TileMath::fp32x3 ? 96 : 128)) continue;
+        if (sums > (shape.warpgroup ? 160 : shape.math == TileMath::tf32 ? 120 : 96)) continue;
         for (const PixelTile& box : boxes) {
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
