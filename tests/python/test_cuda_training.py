@@ -82,4 +82,5 @@ def test_training_follows_pytorch(network, tf32):
         expected = losses(theirs, x, target)
         actual = losses(ours, x, target)
     assert expected[-1] < 0.9 * expected[0], "the network learns nothing"
-    torch.testing.assert_close(actual, expected, rtol=0.03, atol=0)
+    # A thousandth of the first loss: the last ones, of a network that knows its few samples by heart, are rounding.
+    torch.testing.assert_close(actual, expected, rtol=0.03, atol=1e-3 * expected[0].item())
