@@ -37,7 +37,8 @@ bool weights_are_shared(const Problem& problem) {
 
 double column_cost(std::int64_t columns) {
   const std::int64_t vectors = ceil_div(columns, kMostLanes);
-  return static_cast<double>(vectors / 2 * 2 * kMostLanes) + (vectors % 2 == 0 ? 0 : 1.6 * kMostLanes);
+  const std::int64_t lonely = vectors % 2;
+  return static_cast<double>((vectors - lonely) * kMostLanes) + 1.6 * static_cast<double>(lonely * kMostLanes);
 }
 
 // Counts the cycles of a group.
@@ -77,7 +78,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const double multiply =
         weights * tiles * (channels >= 2 * kMostLanes ? std::min(columns, 1.1 * length) : columns) / 32;
     const double pack_weights = weights * (shared ? 1 : tiles);
-    const double rows = static_cast<double>(line / std::max<std::int64_t>(shape.block[2], 1));
+    const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));
     const double pack_source =
         static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const std::int64_t room = kMostSums / (phases * shape.longest());

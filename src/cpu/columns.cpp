@@ -84,7 +84,7 @@ class Columns final : public Kernel {
   }
 
  private:
-  using TileSize = typename MathOps<T>::TileSize;
+  using TileSize = MathOps<T>::TileSize;
 
   const E* input_of(const Buffers& buffers, std::int64_t group, std::int64_t channel) const {
     return static_cast<const E*>(buffers.input) + (group * inputs_ + channel) * problem_.input_strides[1];
@@ -374,7 +374,7 @@ Proposal propose_columns(const Problem& problem, const DeviceProperties& /*devic
                              " taps");
   }
   if (used_share(problem) < 0.5) return Proposal::decline("most taps fall outside of the output");
-  return with_types(problem.dtype, [&]<typename E, typename T>() {
+  return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
     const auto kernel = std::make_shared<Columns<E, T>>(problem);
     proposal.workspace_bytes = kernel->workspace_bytes();

@@ -381,7 +381,7 @@ Proposal propose_correlate(const Problem& problem, const DeviceProperties& devic
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
                              std::to_string(tiling.plane_size()));
   }
-  return with_types(problem.dtype, [&]<typename E, typename T>() {
+  return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
     const auto kernel = std::make_shared<Correlate<E, T>>(problem, blocking, tiling);
     proposal.workspace_bytes = kernel->workspace_bytes();

@@ -101,7 +101,7 @@ void store(const T* HWY_RESTRICT from, std::int64_t from_step, E* to, std::int64
 }
 
 // Two, three or four phases side by side. Reads whole vectors: up to one past the end of the row.
-template <typename T, int kPhases>
+template <typename T, std::int64_t kPhases>
 void interleave_few(const Interleave<T, T>& job) {
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));

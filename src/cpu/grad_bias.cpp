@@ -78,7 +78,7 @@ class GradBias final : public Kernel {
 }  // namespace
 
 Proposal propose_grad_bias(const Problem& problem) {
-  return with_types(problem.dtype, [&]<typename E, typename T>() {
+  return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
     proposal.kernel = std::make_shared<GradBias<E, T>>(problem);
     return proposal;

@@ -245,7 +245,7 @@ class GradWeight final : public Kernel {
     }
   }
 
-  void multiply(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
+  void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
                 const ChannelBlock& channels, std::int64_t length, const T* grad, std::int64_t line_size,
                 const T* packed_input, std::int64_t* offsets, T* sums) const {
     std::iota(offsets, offsets + kDepth, 0);
@@ -354,7 +354,7 @@ Proposal propose_grad_weight(const Problem& problem) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
                              std::to_string(tiling.plane_size()));
   }
-  return with_types(problem.dtype, [&]<typename E, typename T>() {
+  return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
     const auto kernel = std::make_shared<GradWeight<E, T>>(problem, blocking, tiling);
     proposal.workspace_bytes = kernel->workspace_bytes();

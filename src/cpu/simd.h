@@ -74,7 +74,8 @@ struct MathOps {
       const auto cycles = [r](std::int64_t width) {
         return width == 0 ? 0.0 : static_cast<double>(std::max({r * width, r + width, std::int64_t{8}})) / 2 + 1;
       };
-      const double cost = static_cast<double>(tiles) * (static_cast<double>(all / v) * cycles(v) + cycles(all % v));
+      const std::int64_t whole = all / v;
+      const double cost = static_cast<double>(tiles) * (static_cast<double>(whole) * cycles(v) + cycles(all % v));
       if (v == 1 || cost < least) {
         least = cost;
         best = {std::max<std::int64_t>(r, 1), v};
