@@ -92,7 +92,7 @@ Forced parse_forced(std::string_view force) {
   const std::string_view digits = force.substr(mark + 1);
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), forced.cut);
   if (error != std::errc() || end != digits.data() + digits.size() || forced.cut < 0) {
-    throw Error("a forced cut must be a number from 0 on, as in \"tile#2\", got \"" + std::string(force) + "\"");
+    throw Error(R"(a forced cut must be a number from 0 on, as in "tile#2", got ")" + std::string(force) + "\"");
   }
   return forced;
 }
