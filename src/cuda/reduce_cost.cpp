@@ -10,11 +10,7 @@ int reduce_registers(const ReduceShape& shape) {
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
   if (shape.loader_warps > 0) return sums + shape.team_runs + 32;
-  return sums + fragments + shape.batch_words() + shape.team_runs +
-         (shape.warpgroup            ? 60
-          : split                    ? 108
-          : shape.element_bytes == 2 ? 84
-                                     : 72);
+  return sums + fragments + shape.batch_words() + shape.team_runs + (shape.warpgroup ? 60 : split ? 108 : 84);
 }
 
 std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params) {
