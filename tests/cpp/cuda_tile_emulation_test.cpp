@@ -22,7 +22,7 @@ struct EmulatedTile : testing::Test {
   Random random{5};
 
   // The planner's choice, and the best cut of every other kind: how weights come and, if asked for, whether stages are
-  // left out and how teams share the work.
+  // left out and (taking all) how teams share the work.
   void check(Problem problem, int arch, Direction direction = Direction::forward, bool every_kind = false) {
     problem.direction = direction;
     SCOPED_TRACE(to_string(problem) + " sm_" + std::to_string(arch));
@@ -33,10 +33,10 @@ struct EmulatedTile : testing::Test {
     for (const TileCandidate& candidate : candidates) {
       const TileShape& shape = candidate.shape;
       const bool leaves_out = shape.skips_backs() && shape.stages_per_chunk() > 1;
-      if (every_kind ? !kinds.insert({shape.packed, leaves_out, shape.row_teams > 1, shape.column_teams > 1}).second
-                     : !kinds.insert({shape.packed}).second) {
-        continue;
-      }
+      const bool by_teams = every_kind && test::takes_all();
+      const std::array<bool, 4> kind = {shape.packed, every_kind && leaves_out, by_teams && shape.row_teams > 1,
+                                        by_teams && shape.column_teams > 1};
+      if (!kinds.insert(kind).second) continue;
       EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(arch), candidate)), "");
       stages_left_out += leaves_out ? 1 : 0;
       in_place += shape.packed ? 0 : 1;
