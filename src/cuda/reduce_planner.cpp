@@ -417,6 +417,8 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
           set_vectors(shape, reduction, options);
           for (const int loaders : {0, 4, 8}) {
+            // Halves on their way take a register each, more than such warps have.
+            if (loaders > 0 && shape.element_bytes == 2) continue;
             shape.loader_warps = loaders;
             if (loaders > 0 && (!shape.warpgroup || !options.aligned)) continue;
             if (offsets_fit(shape, reduction) && complete(shape, device)) {
