@@ -1,4 +1,5 @@
-// The tile family: dense channels on tensor cores, forward, sm_80 and later. The kernel is kernels/tile.cuh.
+// The tile family: dense channels on tensor cores, forward and the gradient of the input, sm_80 and later. The
+// kernel is kernels/tile.cuh.
 #pragma once
 
 #include <vector>
