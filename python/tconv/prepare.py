@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tconv._modes import evaluation_mode
 from tconv.explain import operator_arguments
 from tconv.problems import Problem
 from tconv.terminal import make_progress
@@ -22,16 +23,10 @@ def prepare(model: torch.nn.Module, *example: Any, **keywords: Any) -> None:
     mode is restored afterwards. Tensors of the example must be on the device, and of the sizes and dtype, that will be
     used later. Afterwards a forward call with these sizes compiles nothing.
     """
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(*example, **keywords)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    finally:
-        for module in training:
-            module.training = True
+    with evaluation_mode(model), torch.no_grad():
+        model(*example, **keywords)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def prepare_problems(
