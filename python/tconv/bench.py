@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional as F
 
 import tconv
+from tconv import explain
 from tconv import problems as problem_sets
 from tconv.bench_limits import Limits, measure_limits, rate_name
 from tconv.bench_timing import Timing, host_seconds_per_call, time_interleaved
@@ -304,17 +305,15 @@ def geometric_mean(values: list[float]) -> float:
 
 def plan_summary(problem: Problem, options: Options, device: torch.device, *, tf32: bool) -> str:
     """The plan (of grad_input, for the backward pass) in words; empty where the work is not ours."""
-    from tconv.explain import plan_summary as summarize
-
+    setting = explain.Setting(
+        dtype=str(DTYPES[options.dtype]).removeprefix("torch."),
+        device=str(device),
+        direction="grad_input" if options.backward else "forward",
+        bias=options.bias,
+        channels_last=options.channels_last,
+        precision="tf32" if tf32 else "strict",
+    )
     try:
-        return summarize(
-            problem,
-            dtype=str(DTYPES[options.dtype]).removeprefix("torch."),
-            device=str(device),
-            direction="grad_input" if options.backward else "forward",
-            bias=options.bias,
-            channels_last=options.channels_last or problem.input_strides == "channels_last",
-            precision="tf32" if tf32 else "strict",
-        )
-    except (RuntimeError, AttributeError):
+        return explain.plan_summary(problem, setting)
+    except RuntimeError:
         return ""

@@ -177,19 +177,19 @@ def _explain(options: argparse.Namespace) -> int:
     problem = _spelt_out(options) if options.problem is None else _one_problem(options.problem)
     import torch
 
-    from tconv.explain import explain
+    from tconv.explain import Setting, explain
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    setting = Setting(
+        dtype=_DTYPES[options.dtype],
+        device=device,
+        direction=options.direction,
+        bias=options.bias,
+        channels_last=options.channels_last,
+        precision="strict" if options.strict or device == "cpu" else "tf32",
+    )
     try:
-        text = explain(
-            problem,
-            dtype=_DTYPES[options.dtype],
-            device=device,
-            direction=options.direction,
-            bias=options.bias,
-            channels_last=options.channels_last or problem.input_strides == "channels_last",
-            precision="strict" if options.strict or device == "cpu" else "tf32",
-        )
+        text = explain(problem, setting)
     except RuntimeError as error:
         raise BadRequestError(str(error).splitlines()[0]) from None
     if options.problem is not None:
@@ -253,17 +253,17 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from tconv.explain import Setting
     from tconv.prepare import prepare_problems
 
-    return prepare_problems(
-        problem_sets.select_problems(options.names),
-        device=options.device,
+    setting = Setting(
         dtype=_DTYPES[options.dtype],
-        strict=options.strict,
-        channels_last=options.channels_last,
+        device=options.device,
         bias=options.bias,
-        backward=options.backward,
+        channels_last=options.channels_last,
+        precision="strict" if options.strict else "tf32",
     )
+    return prepare_problems(problem_sets.select_problems(options.names), setting, backward=options.backward)
 
 
 def _add_export(commands: argparse._SubParsersAction) -> None:
