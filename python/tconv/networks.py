@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,10 +19,17 @@ class Network:
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
 
-    def training_step(self, optimiser: torch.optim.Optimizer, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Forward, backward and optimiser, under whatever autocast is on; returns the loss."""
+    def training_step(
+        self,
+        optimiser: torch.optim.Optimizer,
+        x: torch.Tensor,
+        target: torch.Tensor,
+        autocast: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Forward (under autocast, if a dtype is given), backward and optimiser; returns the loss."""
         optimiser.zero_grad()
-        loss = nn.functional.mse_loss(self.model(x).float(), target)
+        with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
+            loss = nn.functional.mse_loss(self.model(x).float(), target)
         loss.backward()
         optimiser.step()
         return loss.detach()
@@ -41,7 +49,7 @@ def dcgan(*, small: bool) -> Network:
         return Network("DCGAN", model, (16, 32, 1, 1), (16, 3, 16, 16))
     layers: list[nn.Module] = []
     channels = [100, 512, 256, 128, 64]
-    for i, (inputs, outputs) in enumerate(zip(channels, channels[1:], strict=False)):
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(channels)):
         stride, padding = (1, 0) if i == 0 else (2, 1)
         layers += [nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False)]
         layers += [nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]

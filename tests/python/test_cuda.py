@@ -174,7 +174,7 @@ def test_capture_a_unet_decoder_in_a_cuda_graph():
     def features() -> list[torch.Tensor]:
         sizes = [
             (width << levels, size),
-            *((width << level, size << (levels - level)) for level in range(levels - 1, -1, -1)),
+            *((width << level, size << (levels - level)) for level in reversed(range(levels))),
         ]
         return [torch.randn(2, channels, side, side, device="cuda") for channels, side in sizes]
 
