@@ -29,7 +29,7 @@ code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem; ov
 .tiles b { display: block; font-size: 1.5rem; line-height: 1.2; font-weight: 650; }
 .tiles span { color: var(--soft); font-size: .84rem; }
 figure { margin: .5rem 0; }
-svg { width: 100%; height: auto; display: block; }
+svg { width: 100%; max-width: 46rem; height: auto; display: block; }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .88rem; }
 .key i { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin-right: .35rem; }
 .bars { display: grid; grid-template-columns: minmax(6rem, 15rem) 1fr; gap: .35rem .7rem; align-items: center;
@@ -41,7 +41,7 @@ svg { width: 100%; height: auto; display: block; }
 .bar { display: flex; align-items: center; height: 1.15rem; margin: .1rem 0; white-space: nowrap; }
 .bar div { height: 100%; border-radius: 0 .2rem .2rem 0; min-width: 2px; }
 .bar span { padding-left: .35rem; font-variant-numeric: tabular-nums; position: relative; }
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: .5rem; }
+.scroll { margin-top: .8rem; overflow-x: auto; border: 1px solid var(--line); border-radius: .5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .55rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { background: var(--panel); text-align: right; font-weight: 600; }
@@ -179,7 +179,10 @@ class _Bar:
     words: str
 
 
-def _bar_rows(rows: list[tuple[str, str, list[_Bar]]]) -> str:
+_Row = tuple[str, str, list[_Bar]]  # a name, what stands under it, and its bars
+
+
+def _bar_rows(rows: list[_Row]) -> str:
     """Speed-ups on a scale of doublings; the dashed line is PyTorch's speed."""
     values = [bar.value for _, _, bars in rows for bar in bars]
     low = min(0.5, *values) if values else 0.5
@@ -205,6 +208,11 @@ def _bar_rows(rows: list[tuple[str, str, list[_Bar]]]) -> str:
     return f'<div class="bars">{"".join(lines)}</div>'
 
 
+def _used(rows: list[_Row]) -> list[tuple[str, str]]:
+    drawn = {bar.setting for _, _, bars in rows for bar in bars}
+    return [setting for setting in _SETTINGS if setting[0] in drawn]
+
+
 def _key(settings: Iterable[tuple[str, str]]) -> str:
     marks = "".join(
         f'<span><i style="background:var(--{setting})"></i>over {_text(name)}</span>' for setting, name in settings
@@ -225,11 +233,10 @@ def _bars(record: Record) -> str:
             rows.append((f"{index} {result['name']}{' *' if result['scaled'] else ''}", mine, bars))
     if not rows:
         return ""
-    used = [s for s in _SETTINGS if any(bar.setting == s[0] for _, _, bars in rows for bar in bars)]
     return (
         "<h2>Speed-up, problem by problem</h2>\n"
         "<p class=\"soft\">PyTorch's time over tconv's, on a scale of doublings; the dashed line is PyTorch's speed. "
-        "Under each name: tconv's time.</p>\n" + _key(used) + _bar_rows(rows)
+        "Under each name: tconv's time.</p>\n" + _key(_used(rows)) + _bar_rows(rows)
     )
 
 
@@ -244,26 +251,27 @@ def _training(record: Record) -> str:
         beside = other.get((step["network"], step["precision"]))
         pairs = [("default", step["speedup"]), ("benchmark", beside["speedup"] if beside else None)]
         bars = [_Bar(setting, value, _times(value)) for setting, value in pairs if value]
+        mine = _seconds(_median(step["ours_seconds"]))
         if bars:
-            rows.append((f"{step['network']}, {step['precision']}", _seconds(_median(step["ours_seconds"])), bars))
+            rows.append((f"{step['network']}, {step['precision']}", mine, bars))
         cells.append(
             [
                 step["network"],
                 step["precision"],
                 "x".join(map(str, step["input_shape"])),
-                _seconds(_median(step["ours_seconds"])),
+                mine,
                 _seconds(_median(step["pytorch_seconds"])),
-                _seconds(_median(beside["pytorch_seconds"])) if beside else "-",
-                _times(step["speedup"]),
-                step["error"],
+                *([_seconds(_median(beside["pytorch_seconds"])) if beside else "-"] if other else []),
+                _times(min((bar.value for bar in bars), default=None)),
+                *([step["error"]] if any(step["error"] for step in steps) else []),
             ]
         )
-    titles = ["network", "precision", "input", "tconv", "PyTorch", "benchmark", "speed-up", ""]
-    used = [s for s in _SETTINGS if any(bar.setting == s[0] for _, _, bars in rows for bar in bars)]
+    titles = ["network", "precision", "input", "tconv", "PyTorch", *(["benchmark"] if other else []), "speed-up"]
+    titles += ["error"] * (len(cells[0]) - len(titles))
     return (
         "<h2>A whole training step</h2>\n"
         '<p class="soft">Forward, backward and optimiser (Adam) of three networks, their other layers PyTorch\'s own '
-        "on both sides.</p>\n" + _key(used) + _bar_rows(rows) + _html_table(titles, cells, text=3)
+        "on both sides.</p>\n" + _key(_used(rows)) + _bar_rows(rows) + _html_table(titles, cells, text=3)
     )
 
 

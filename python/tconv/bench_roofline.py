@@ -12,8 +12,8 @@ from tconv.problems import problem_from
 
 Record = dict[str, Any]
 
-_WIDTH, _HEIGHT = 760, 470
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 50
+_WIDTH, _HEIGHT = 560, 430
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 14, 52
 _ITEMSIZE = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 _RATE = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _INK, _SOFT, _LINE = "#1d2329", "#5b6670", "#e6eaed"
@@ -86,11 +86,12 @@ def roofline_svg(record: Record) -> str:
     copy = limits["copy"]
     reached = [value for point in points for value in (point.ours, point.theirs) if value]
     intensities = [point.intensity for point in points]
-    x = _Scale(min(intensities) / 1.6, max(*intensities, 2 * rate / copy) * 1.6, _LEFT, _WIDTH - _RIGHT)
+    corner = rate / copy  # to be seen, with a piece of the roof on either side of it
+    x = _Scale(min(*intensities, corner / 2) / 1.6, max(*intensities, 2 * corner) * 1.6, _LEFT, _WIDTH - _RIGHT)
     y = _Scale(min(reached) / 1.6, max(rate, *reached) * 1.5, _HEIGHT - _BOTTOM, _TOP)
     unit, unit_name = _rate_unit(rate)
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" font-family="system-ui, sans-serif" font-size="13">',
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" font-family="system-ui, sans-serif" font-size="14.5">',
         "<title>Roofline: operations per second over operations per byte</title>",
         *_grid(x, y, unit),
         *_roof(x, y, copy, rate, unit, unit_name),
