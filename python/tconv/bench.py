@@ -68,8 +68,6 @@ class Beside:
             "ours_seconds": self.ours.as_dict(),
             "pytorch_seconds": self.pytorch.as_dict(),
             "speedup": self.speedup,
-            "with_cudnn_benchmark": self.benchmark.as_dict() if self.benchmark else None,
-            "speedup_over_better": self.speedup_over_better,
         }
 
 
@@ -135,6 +133,8 @@ class Result:
             "ours_seconds": self.ours.as_dict() if self.ours else None,
             "pytorch_seconds": self.pytorch.as_dict() if self.pytorch else None,
             "speedup": self.speedup,
+            "with_cudnn_benchmark": self.benchmark.as_dict() if self.benchmark else None,
+            "speedup_over_better": self.speedup_over_better,
             "floor_seconds": self.floor,
             "floor_from": self.floor_from,
             "share_of_floor": self.share,

@@ -32,7 +32,7 @@ figure { margin: .5rem 0; }
 svg { width: 100%; max-width: 46rem; height: auto; display: block; }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .88rem; }
 .key i { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin-right: .35rem; }
-.bars { display: grid; grid-template-columns: minmax(6rem, 15rem) 1fr; gap: .35rem .7rem; align-items: center;
+.bars { display: grid; grid-template-columns: fit-content(40%) 1fr; gap: .35rem .7rem; align-items: center;
   font-size: .88rem; margin-top: .6rem; }
 .bars .name { overflow-wrap: anywhere; line-height: 1.2; }
 .bars .name small { color: var(--soft); }

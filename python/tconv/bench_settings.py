@@ -13,9 +13,9 @@ from tconv.bench import Beside, Options
 from tconv.bench_timing import Timing
 
 
-def command_of(options: Options, json_path: str, *, training: bool) -> list[str]:
-    """The command that measures the same with cudnn.benchmark on; what this process verified is not verified again."""
-    command = [sys.executable, "-m", "tconv", "bench", *options.names, "--pytorch", "benchmark", "--verified-elsewhere"]
+def arguments_of(options: Options, json_path: str, *, training: bool) -> list[str]:
+    """The command line that measures the same with cudnn.benchmark on; what was verified is not verified again."""
+    command = ["bench", *options.names, "--pytorch", "benchmark", "--verified-elsewhere"]
     for flag, value in (
         ("--suite", options.suite),
         ("--device", options.device),
@@ -32,6 +32,7 @@ def command_of(options: Options, json_path: str, *, training: bool) -> list[str]
         ("--channels-last", options.channels_last),
         ("--bias", options.bias),
         ("--backward", options.backward),
+        ("--full-size", options.full_size),
         ("--training", training),
     ):
         if wanted:
@@ -44,7 +45,9 @@ def measure_with_benchmark(options: Options, *, training: bool) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
         done = subprocess.run(
-            command_of(options, str(path), training=training), stdout=subprocess.DEVNULL, stderr=sys.stderr, check=False
+            [sys.executable, "-m", "tconv", *arguments_of(options, str(path), training=training)],
+            stdout=subprocess.DEVNULL,
+            check=False,
         )
         if not path.exists():
             raise RuntimeError(f"the run with cudnn.benchmark on ended with exit code {done.returncode} and no results")
