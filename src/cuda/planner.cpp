@@ -14,7 +14,7 @@ std::span<const Family> families() {
   static constexpr std::array<Family, 5> kFamilies{{
       {"tile", propose_tile, /*exclusive=*/true, propose_tile_cut},
       {"direct", propose_direct, /*exclusive=*/true},
-      {"reduce", propose_reduce},
+      {"reduce", propose_reduce, /*exclusive=*/false, propose_reduce_cut},
       {"depthwise", propose_depthwise_weight},
       {"general", propose_general},
   }};

@@ -8,9 +8,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <thread>
 #include <vector>
 
+#include "core/race.h"
 #include "tconv/error.h"
 
 namespace tconv::cuda {
@@ -44,6 +46,20 @@ Problem dense_problem() {
   }
   set_contiguous(problem);
   return problem;
+}
+
+// The families that a GPU's problems are mostly made of have several cuts to choose from.
+TEST(RealCandidates, EveryDirectionHasAChoice) {
+  for (const Direction direction : {Direction::forward, Direction::grad_input, Direction::grad_weight}) {
+    Problem problem = dense_problem();
+    problem.direction = direction;
+    const std::vector<Candidate> found = candidates(problem, h200(), families(), 4);
+    std::set<std::string> descriptions;
+    for (const Candidate& candidate : found) descriptions.insert(candidate.plan.kernel->describe());
+    EXPECT_GE(found.size(), 4U) << name_of(direction);
+    EXPECT_EQ(descriptions.size(), found.size()) << name_of(direction);
+    EXPECT_EQ(found.front().plan.family, make_plan(problem, h200(), families(), "").family);
+  }
 }
 
 class TunedPlansTest : public testing::Test {
