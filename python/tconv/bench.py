@@ -204,6 +204,11 @@ class Bench:
         """Whether other programs wanted the processors when the run began."""
         return self.device.type == "cpu" and self.load > 0.5 * (os.cpu_count() or 1)
 
+    @property
+    def both_settings(self) -> bool:
+        """Whether PyTorch's other setting is measured too, in another process; it speaks of GPUs alone."""
+        return self.options.pytorch == "both" and self.device.type == "cuda"
+
     def measure_machine(self) -> Limits:
         self.limits = measure_limits(self.device, self.dtype)
         return self.limits

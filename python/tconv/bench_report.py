@@ -121,7 +121,7 @@ def heading(bench: Bench) -> list[str]:
     timed = "grad_input + grad_weight" if bench.options.backward else "forward"
     cudnn = f", cuDNN {versions['cudnn']}" if versions["cudnn"] else ""
     mode = "cudnn.benchmark on" if settings["cudnn_benchmark"] else "default settings"
-    if bench.options.pytorch == "both":
+    if bench.both_settings:
         mode = "default settings, and cudnn.benchmark on in a process of its own"
     return [
         f"tconv {versions['tconv']} and PyTorch {versions['torch']}{cudnn} ({mode}) on {where}",
@@ -298,7 +298,7 @@ def measure(bench: Bench, *, host_overhead: bool, training: bool) -> Outcome:
             for result in run_training(bench.device, bench.options.seconds):
                 outcome.training.append(result)
                 line.finish(training_line(result))
-    if bench.options.pytorch == "both" and bench.device.type == "cuda":
+    if bench.both_settings:
         print("the same with cudnn.benchmark on, in another process", file=sys.stderr)
         outcome.benchmark = measure_with_benchmark(bench.options, training=training)
         beside = timings_beside(outcome.benchmark)
