@@ -175,6 +175,8 @@ def line_of(contest: Contest) -> str:
         return f"{name}: {contest.error or 'nothing was timed'}"
     tried = f"{len(contest.candidates)} candidates"
     chosen = f"{planned.name} {seconds_text(planned.seconds)}"
+    if len(contest.candidates) == 1:
+        return f"{name}: {chosen}, the only candidate"
     if best is planned:
         return f"{name}: {chosen}, the best of {tried}"
     return f"{name}: {chosen}, best {best.name} {seconds_text(best.seconds)}, {ratio_text(contest.ratio)} of {tried}"

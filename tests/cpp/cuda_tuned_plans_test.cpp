@@ -62,6 +62,26 @@ TEST(RealCandidates, EveryDirectionHasAChoice) {
   }
 }
 
+// A depthwise problem has a kernel of its own, and tiles for any group behind it.
+TEST(RealCandidates, DirectHasACutForEveryTaste) {
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    for (const std::int64_t group_channels : {1, 2}) {
+      Problem problem = dense_problem();
+      problem.in_channels = problem.out_channels = 64;
+      problem.groups = 64 / group_channels;
+      set_contiguous(problem);
+      problem.direction = direction;
+      const std::vector<Candidate> found = candidates(problem, h200(), families(), 5);
+      ASSERT_EQ(found.front().name, "direct");
+      std::set<std::string> descriptions;
+      for (const Candidate& candidate : found) descriptions.insert(candidate.plan.kernel->describe());
+      EXPECT_EQ(descriptions.size(), found.size());
+      EXPECT_GE(found.size(), 3U) << name_of(direction) << " " << group_channels;
+      EXPECT_THROW(make_plan(problem, h200(), families(), "direct#4000"), Error);
+    }
+  }
+}
+
 class TunedPlansTest : public testing::Test {
  protected:
   void SetUp() override {
