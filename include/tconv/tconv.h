@@ -8,3 +8,4 @@
 #include "tconv/plan.h"
 #include "tconv/prepare.h"
 #include "tconv/problem.h"
+#include "tconv/tune.h"
