@@ -29,6 +29,8 @@ constexpr double kTrafficRate = 40;       // bytes per cycle and multiprocessor
 constexpr double kRowBytes = 64;          // that a row of memory costs beside its own
 constexpr double kLoadCycles = 0.7;       // of the pipe to memory, for each line that a load touches
 constexpr double kStoreCycles = 3;        // of the pipe to shared memory, for 32 cells
+constexpr double kCopyCycles = 6;         // of the pipe to shared memory, for 32 copies
+constexpr double kArrangeCycles = 8;      // to read 32 cells of copies and to write them
 constexpr double kInstructionRate = 1.6;  // per cycle and multiprocessor
 constexpr double kMix = 0.2;              // share of what is not the largest cost and does not overlap with it
 constexpr double kFarParts = 1.5;         // parts of a cell that lie in different samples or slices
@@ -45,6 +47,57 @@ struct StageCost {
   double traffic = 0;   // beyond the block
   double instructions = 0;
 };
+
+// What a stage of one tensor asks of the warps that do nothing but load.
+struct WarpLoads {
+  double pipe = 0;  // to memory and to shared memory
+  double instructions = 0;
+
+  WarpLoads operator+(const WarpLoads& other) const {
+    return {pipe + other.pipe, instructions + other.instructions};
+  }
+};
+
+WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
+  const RawLines lines = shape.raw_lines(of_rows);
+  const int copy = of_rows ? shape.row_copy : shape.column_copy;
+  const int vector = of_rows ? shape.row_vector : shape.column_vector;
+  const double channels = of_rows ? shape.loaded_rows() : shape.loaded_columns();
+  const double cells = channels * (of_rows ? shape.row_units() : shape.column_units());
+  const int line_copies = (lines.length + copy - 1) / copy;
+  const int copies = lines.lines() * line_copies;
+  const double rounds = copies <= 16 ? 1.0 / (32 / copies) : std::ceil(copies / 32.0);
+  const double copying = channels * rounds;  // instructions
+  const double touched = std::max(line_copies * copy * shape.element_bytes / 128.0 + 0.5, 1.0);  // of memory
+  WarpLoads loads;
+  loads.pipe = kLoadCycles * channels * lines.lines() * touched + kCopyCycles * copying +
+               cells / 32 * (kArrangeCycles + 4.0 * (4 / vector - 1));
+  loads.instructions = copying * 4 + cells / 32 * (shape.element_bytes == 4 ? 16 : 20);
+  return loads;
+}
+
+// What threads that load cells through registers ask for.
+void add_thread_loads(StageCost& cost, const ReduceShape& shape, double row_step, double column_step) {
+  const auto lines = [&](bool channels_last, int lanes, int vector, double width, double step) {
+    const double bytes = static_cast<double>(vector) * shape.element_bytes;
+    if (channels_last) return lanes * std::max(32.0 / lanes * bytes / 128, 1.0);
+    const double rows = std::max(static_cast<double>(lanes) * vector / width, 1.0);
+    return 32.0 / lanes * std::max(lanes * bytes * std::max(step, 1.0) / 128 + 0.5, 1.25 * rows);
+  };
+  const bool conflicts = shape.team_columns % 8 == 0 && !shape.columns_channels_last && shape.column_vector == 1;
+  const double row_chunks = shape.row_chunks();
+  const double column_chunks = shape.column_chunks();
+  cost.loads = row_chunks * (kStoreCycles * shape.row_vector + kLoadCycles * shape.vector() *
+                                                                   lines(shape.rows_channels_last, shape.row_lanes,
+                                                                         shape.row_vector, shape.tile[3], row_step)) +
+               column_chunks * (kStoreCycles * shape.column_vector * (conflicts ? 2 : 1) +
+                                kLoadCycles * shape.vector() *
+                                    lines(shape.columns_channels_last, shape.column_lanes, shape.column_vector,
+                                          shape.extent(2), column_step));
+  const double loader = row_chunks * (shape.vector() * (4 + 2 * shape.row_vector) + 24) +
+                        column_chunks * (shape.vector() * (4 + 2 * shape.column_vector) + 24);
+  cost.instructions = loader / kInstructionRate;
+}
 
 StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const DeviceProperties& device) {
   StageCost cost;
@@ -69,22 +122,15 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                  ? 1
                                  : static_cast<double>(reduction.column_strides[4]) *
                                        (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
-  const auto lines = [&](bool channels_last, int lanes, int vector, double width, double step) {
-    const double bytes = static_cast<double>(vector) * shape.element_bytes;
-    if (channels_last) return lanes * std::max(32.0 / lanes * bytes / 128, 1.0);
-    const double rows = std::max(static_cast<double>(lanes) * vector / width, 1.0);
-    return 32.0 / lanes * std::max(lanes * bytes * std::max(step, 1.0) / 128 + 0.5, 1.25 * rows);
-  };
-  const bool conflicts = shape.team_columns % 8 == 0 && !shape.columns_channels_last && shape.column_vector == 1;
-  const double row_chunks = shape.row_chunks();
-  const double column_chunks = shape.column_chunks();
-  cost.loads = row_chunks * (kStoreCycles * shape.row_vector + kLoadCycles * shape.vector() *
-                                                                   lines(shape.rows_channels_last, shape.row_lanes,
-                                                                         shape.row_vector, shape.tile[3], row_step)) +
-               column_chunks * (kStoreCycles * shape.column_vector * (conflicts ? 2 : 1) +
-                                kLoadCycles * shape.vector() *
-                                    lines(shape.columns_channels_last, shape.column_lanes, shape.column_vector,
-                                          shape.extent(2), column_step));
+  if (shape.loader_warps > 0) {
+    const WarpLoads loads = warp_loads(shape, true) + warp_loads(shape, false);
+    cost.loads = loads.pipe;
+    cost.instructions = loads.instructions / kInstructionRate;
+  } else {
+    add_thread_loads(cost, shape, row_step, column_step);
+    const double multiplying = shape.warpgroup ? 0 : products * (columns / 8 * (split ? 12 : 1) + 3);
+    cost.instructions += multiplying / kInstructionRate;
+  }
 
   // Short rows of memory cost more than their bytes, and elements that no tap reads come with their neighbours.
   const auto sectors = [&](bool channels_last, double run, double step) {
@@ -99,11 +145,6 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                   column_cells * sectors(shape.columns_channels_last, shape.tile[3] * shape.step[2] * shape.split[3],
                                          column_step)) /
                  kTrafficRate;
-
-  const double loader = row_chunks * (shape.vector() * (4 + 2 * shape.row_vector) + 24) +
-                        column_chunks * (shape.vector() * (4 + 2 * shape.column_vector) + 24);
-  const double multiplying = shape.warpgroup ? 0 : products * (columns / 8 * (split ? 12 : 1) + 3);
-  cost.instructions = (loader + multiplying) / kInstructionRate;
   return cost;
 }
 

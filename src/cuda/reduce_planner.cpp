@@ -46,7 +46,7 @@ ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const
   const auto channels_last = [](const Strides& strides) { return strides[1] == 1 && strides[4] != 1; };
   shape.rows_channels_last = channels_last(reduction.row_strides);
   shape.columns_channels_last = channels_last(reduction.column_strides);
-  shape.row_vector = shape.column_vector = 1;
+  shape.row_vector = shape.column_vector = shape.row_copy = shape.column_copy = 1;
   shape.columns_first = reduction.weight_strides[2] == 1;
   // Tiles of 64 rows that are mostly empty are better cut into tiles of 16.
   shape.warpgroup = device.arch == 90 && device.has_wgmma && shape.math != TileMath::fp32x3 && reduction.rows >= 24;
@@ -68,6 +68,17 @@ int longest_vector(const Strides& strides, std::int64_t offset, bool channels_la
   };
   while (vector > 1 && !fits()) vector /= 2;
   return vector;
+}
+
+// How far the blocks' first elements of the shifted tensor lie behind multiples of what is loaded at once.
+int most_lead(const ReduceShape& shape, const Reduction& reduction) {
+  const std::int64_t unit = shape.column_unit();
+  std::int64_t most = 0;
+  for (int tap = 0; tap < shape.kernel[2]; tap += shape.taps[2]) {
+    const std::int64_t first = std::int64_t{tap} * shape.tap_step[2] - reduction.axes[2].pad;
+    most = std::max(most, (first % unit + unit) % unit);
+  }
+  return static_cast<int>(most);
 }
 
 // Lanes of a warp along the units of a tensor; the others go along the channels. Sixteen bytes of eight lanes at a time
@@ -309,51 +320,94 @@ void set_vectors(ReduceShape& shape, const Reduction& reduction, const ReduceOpt
   }
 }
 
-// Fits lanes, batches and residency around rows, columns and pixels; false when it cannot be built.
-bool complete(ReduceShape& shape, const DeviceProperties& device) {
-  shape.row_lanes = lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
-  shape.column_lanes = lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_vector,
-                                shape.column_units(), shape.loaded_columns());
-  shape.stages = 2;
-  shape.partial = true;
-  // Warps that do nothing else load a whole stage at once.
-  constexpr int kMostWords = 96;
-  shape.most_cells = shape.element_bytes == 2 && shape.row_vector + shape.column_vector < 4 ? 4 : 8;
-  if (shape.loader_warps > 0) shape.most_cells = 1024;
-  if (shape.loader_warps > 0 ? shape.batch_words() > kMostWords : shape.batches() > 8) return false;
-  // What a descriptor can say.
-  if (shape.warpgroup && shape.place_step(2) * shape.team_columns >= 1 << 14) return false;
+// Elements that warps which only load copy at once, and cells that they arrange at once; false: they cannot copy.
+bool set_copies(ReduceShape& shape, const Reduction& reduction) {
+  if (shape.rows_channels_last || shape.columns_channels_last) return false;
+  const int most = shape.vector();
+  shape.row_copy =
+      longest_vector(reduction.row_strides, reduction.row_offset, false, 0, reduction.axes[2].row_size, most);
+  shape.column_copy = shape.apart[2] ? 1
+                                     : longest_vector(reduction.column_strides, reduction.column_offset, false, 0,
+                                                      reduction.axes[2].column_size, most);
+  const int least = 4 / shape.element_bytes;  // the smallest copy has four bytes
+  if (shape.row_copy < least || shape.column_copy < least) return false;
+  shape.row_vector = shape.column_vector = most;
+  while (shape.tile[3] % shape.row_vector != 0) shape.row_vector /= 2;
+  while (shape.tile[3] * shape.step[2] % shape.column_vector != 0) shape.column_vector /= 2;
+  if (shape.apart[2]) shape.column_vector = 1;
+  return true;
+}
+
+int blocks_by_shared(const ReduceShape& shape, const DeviceProperties& device) {
   const auto shared = static_cast<std::size_t>(shape.shared_bytes());
-  if (shared > device.shared_bytes_per_block) return false;
-  const int by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor / (shared + 1024));
-  const int most_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
-  const int registers = reduce_registers(shape);
-  if (shape.loader_warps == 0) {
-    // Four schedulers share the registers, and the warps of a block go around among them.
-    const int threads = round_up(shape.threads(), 128);
-    if (registers > 250 || threads * registers > 65536) return false;
-    const int by_registers = 65536 / (threads * round_up(registers, 8));
-    shape.blocks_per_multiprocessor =
-        std::clamp(std::min({by_registers, by_shared, most_threads / shape.threads()}), 1, 8);
-    return true;
+  if (shared > device.shared_bytes_per_block) return 0;
+  return static_cast<int>(device.shared_bytes_per_multiprocessor / (shared + 1024));
+}
+
+// Adds stages while the blocks still fit: of those in registers' reach first, then of those that are multiplied.
+void add_stages(ReduceShape& shape, const DeviceProperties& device) {
+  constexpr int kMostStages = 4;
+  for (bool grown = true; grown;) {
+    grown = false;
+    for (int ReduceShape::*stages : {&ReduceShape::raw_stages, &ReduceShape::stages}) {
+      if (shape.*stages == kMostStages) continue;
+      ++(shape.*stages);
+      if (blocks_by_shared(shape, device) >= shape.blocks_per_multiprocessor) {
+        grown = true;
+      } else {
+        --(shape.*stages);
+      }
+    }
   }
-  // All threads start with the same registers; where teams need more, those that load give up what they don't need.
+}
+
+// Warps that only load: all threads start with the same registers; where teams need more, those that load give up what
+// they don't need.
+bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
+  constexpr int kLoaderRegisters = 96;
+  const int registers = reduce_registers(shape);
   const int team_threads = 32 * shape.team_warps();
   const int loader_threads = 32 * shape.loader_warps;
-  shape.loader_registers = round_up(shape.batch_words() + shape.row_batch() + shape.column_batch() + 68, 8);
-  for (int blocks = std::min({by_shared, most_threads / shape.threads(), 4}); blocks >= 1; --blocks) {
+  shape.loader_registers = kLoaderRegisters;
+  for (int blocks = std::min({blocks_by_shared(shape, device), most_threads / shape.threads(), 4}); blocks >= 1;
+       --blocks) {
     const int start = std::min(65536 / blocks / shape.threads() / 8 * 8, 248);
     // One instruction must fit what all threads start with.
     if (start < shape.loader_registers || start < 4 * shape.column_tiles() + 32) continue;
     shape.blocks_per_multiprocessor = blocks;
     shape.team_registers = 0;
-    if (registers <= start) return true;
-    const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
-    if (most < registers) continue;
-    shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});
+    if (registers > start) {
+      const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
+      if (most < registers) continue;
+      shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});
+    }
+    add_stages(shape, device);
     return true;
   }
   return false;
+}
+
+// Fits lanes, batches and residency around rows, columns and pixels; false when it cannot be built.
+bool complete(ReduceShape& shape, const DeviceProperties& device) {
+  shape.stages = shape.raw_stages = 2;
+  shape.partial = true;
+  // What a descriptor can say.
+  if (shape.warpgroup && shape.place_step(2) * shape.team_columns >= 1 << 14) return false;
+  const int most_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
+  if (shape.loader_warps > 0) return complete_divided(shape, device, most_threads);
+  shape.row_lanes = lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
+  shape.column_lanes = lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_vector,
+                                shape.column_units(), shape.loaded_columns());
+  shape.most_cells = shape.element_bytes == 2 && shape.row_vector + shape.column_vector < 4 ? 4 : 8;
+  if (shape.batches() > 8) return false;
+  // Four schedulers share the registers, and the warps of a block go around among them.
+  const int threads = round_up(shape.threads(), 128);
+  const int registers = reduce_registers(shape);
+  if (registers > 250 || threads * registers > 65536) return false;
+  const int by_registers = 65536 / (threads * round_up(registers, 8));
+  const int by_shared = blocks_by_shared(shape, device);
+  shape.blocks_per_multiprocessor = std::min({by_registers, by_shared, most_threads / shape.threads(), 8});
+  return shape.blocks_per_multiprocessor > 0;
 }
 
 // The parts into which the pixels may be cut: none, or as many as fill the chip once or some times.
@@ -415,12 +469,14 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
         for (const PixelTile& box : boxes) {
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
-          set_vectors(shape, reduction, options);
           for (const int loaders : {0, 4, 8}) {
-            // Halves on their way take a register each, more than such warps have.
-            if (loaders > 0 && shape.element_bytes == 2) continue;
             shape.loader_warps = loaders;
-            if (loaders > 0 && (!shape.warpgroup || !options.aligned)) continue;
+            if (loaders == 0) {
+              set_vectors(shape, reduction, options);
+            } else if (!shape.warpgroup || !options.aligned || !set_copies(shape, reduction)) {
+              continue;
+            }
+            shape.most_lead = most_lead(shape, reduction);
             if (offsets_fit(shape, reduction) && complete(shape, device)) {
               add_parts(candidates, shape, problem, reduction, device);
             }

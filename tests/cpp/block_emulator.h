@@ -19,7 +19,7 @@ namespace tconv::test {
 
 class BlockEmulator {
  public:
-  enum class Stop { warp, block, cluster, end };
+  enum class Stop { warp, waiting, block, cluster, end };  // waiting: for what other warps do
   using Words = std::array<unsigned, 8>;  // what a lane shows the others of its warp
 
   // body(thread) is run once for each thread, those of the cluster's blocks one after the other; it calls barrier()
@@ -46,6 +46,9 @@ class BlockEmulator {
     fiber.stop = stop;
     swapcontext(&fiber.context, &self->scheduler_);
   }
+
+  // Something happened that a waiting warp may wait for.
+  static void made_progress() { ++current()->progress_; }
 
   // The thread that runs now.
   static int thread() { return current()->thread_; }
@@ -111,17 +114,33 @@ class BlockEmulator {
   // Runs a block until it stops at a barrier of its cluster or ends.
   Stop run_block(int first_thread, int threads) {
     for (;;) {
-      Stop block_stop = Stop::end;
-      for (int first = 0; first < threads; first += 32) {
-        const Stop stop = run_warp(first_thread + first, first_thread + std::min(first + 32, threads));
-        if (first > 0 && stop != block_stop) throw std::runtime_error("a warp missed a barrier of its block");
-        block_stop = stop;
+      run_until_barrier(first_thread, threads);
+      const Stop block_stop = fibers_[first_thread]->stop;
+      for (int i = 0; i < threads; ++i) {
+        if (fibers_[first_thread + i]->stop != block_stop) {
+          throw std::runtime_error("a warp missed a barrier of its block");
+        }
       }
       if (block_stop != Stop::block) return block_stop;
     }
   }
 
-  // Runs a warp until it stops at a barrier of the block or ends.
+  // Runs the warps of a block, those that wait for others again and again, until all stop at a barrier or end.
+  void run_until_barrier(int first_thread, int threads) {
+    bool first_time = true;
+    for (bool waiting = true; waiting; first_time = false) {
+      waiting = false;
+      const long before = progress_;
+      for (int first = 0; first < threads; first += 32) {
+        const int begin = first_thread + first;
+        if (!first_time && fibers_[begin]->stop != Stop::waiting) continue;
+        waiting |= run_warp(begin, first_thread + std::min(first + 32, threads)) == Stop::waiting;
+      }
+      if (waiting && progress_ == before) throw std::runtime_error("warps wait for what never comes");
+    }
+  }
+
+  // Runs a warp until it waits for others, stops at a barrier of the block or ends.
   Stop run_warp(int first, int last) {
     for (;;) {
       for (int i = first; i < last; ++i) {
@@ -143,6 +162,7 @@ class BlockEmulator {
   std::exception_ptr failure_;
   ucontext_t scheduler_{};
   int thread_ = 0;
+  long progress_ = 0;
 };
 
 }  // namespace tconv::test

@@ -142,6 +142,17 @@ inline void copy_16_async(unsigned shared, const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(emulation::place(shared, 16), global, 16);
 }
+template <int kBytes>
+void copy_async(unsigned shared, const void* global, unsigned wanted) {
+  if (wanted != 0 && reinterpret_cast<std::uintptr_t>(global) % kBytes != 0)
+    throw std::runtime_error("a copy's source is not aligned");
+  unsigned char* const target = emulation::place(shared, kBytes);
+  if (wanted != 0) {
+    std::memcpy(target, global, kBytes);
+  } else {
+    std::memset(target, 0, kBytes);
+  }
+}
 inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}
@@ -160,6 +171,11 @@ inline Cell load_16(const void* global) {
   std::memcpy(&cell, global, 16);
   return cell;
 }
+template <int kBytes>
+void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  out[0] = 0;
+  std::memcpy(out, emulation::place(shared, kBytes), kBytes);
+}
 inline void store_16(unsigned shared, const Cell& cell) { std::memcpy(emulation::place(shared, 16), &cell, 16); }
 
 inline float load_from_block(unsigned address, int rank) {
@@ -169,29 +185,42 @@ inline float load_from_block(unsigned address, int rank) {
 }
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
 
-// A barrier for one arrival: how many phases have ended, and bytes announced that have not come yet. Thread 0 asks for
-// the copies and runs first, so that whoever waits in vain waits for a copy that nobody asked for.
+template <int kThreads>
+void named_barrier() {
+  __syncthreads();
+}
+
+// How many phases have ended, who must arrive in each and has not yet, and bytes announced that have not come yet.
 struct Barrier {
-  int phases;
+  unsigned short phases;
+  unsigned char arrivals;
+  unsigned char missing;
   int bytes;
 };
 static_assert(sizeof(Barrier) == 8);
-inline void update_barrier(unsigned address, int bytes, bool ends) {
+inline void update_barrier(unsigned address, int bytes, int arrivals) {
   auto barrier = emulation::read<Barrier>(address);
+  if (arrivals > barrier.missing) throw std::runtime_error("more arrivals at a barrier than it expects");
   barrier.bytes += bytes;
-  if (ends && barrier.bytes == 0) ++barrier.phases;
+  barrier.missing = static_cast<unsigned char>(barrier.missing - arrivals);
+  if (barrier.missing == 0 && barrier.bytes == 0) {
+    ++barrier.phases;
+    barrier.missing = barrier.arrivals;
+    tconv::test::BlockEmulator::made_progress();
+  }
   std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
 inline void init_barrier(unsigned address, int arrivals) {
-  if (arrivals != 1) throw std::runtime_error("barriers for one arrival are all that is emulated");
-  const Barrier barrier{0, 0};
+  const auto count = static_cast<unsigned char>(arrivals);
+  const Barrier barrier{0, count, count, 0};
   std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
 inline void publish_barriers() {}
-inline void expect_bytes(unsigned address, int bytes) { update_barrier(address, bytes, bytes == 0); }
+inline void expect_bytes(unsigned address, int bytes) { update_barrier(address, bytes, 1); }
+inline void arrive_at_barrier(unsigned address) { update_barrier(address, 0, 1); }
 inline void wait_barrier(unsigned address, int parity) {
-  if (emulation::read<Barrier>(address).phases % 2 == parity)
-    throw std::runtime_error("a wait for weights that are not on their way");
+  while (emulation::read<Barrier>(address).phases % 2 == parity)
+    tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::waiting);
 }
 inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
@@ -199,7 +228,7 @@ inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned b
   for (int i = 0; i < bytes; i += 16) {
     std::memcpy(emulation::place(shared + static_cast<unsigned>(i), 16), static_cast<const char*>(global) + i, 16);
   }
-  update_barrier(barrier, -bytes, true);
+  update_barrier(barrier, -bytes, 0);
 }
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
@@ -211,7 +240,8 @@ template <int kRegisters>
 void take_registers() {}
 inline void fence_warpgroup() {}
 inline void commit_warpgroup() {}
-inline void wait_for_warpgroup() {}
+template <int kPending = 0>
+void wait_for_warpgroup() {}
 
 inline unsigned round_to_tf32(float value) {
   const unsigned bits = std::bit_cast<unsigned>(value);

@@ -31,6 +31,19 @@ __device__ __forceinline__ void copy_16_async(unsigned shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// The same for 4, 8 or 16 bytes, or as many zeros where `wanted` is zero.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global, unsigned wanted) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(wanted * 16)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
+                 "r"(wanted * kBytes)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>  // groups of copies that may still be under way
 __device__ __forceinline__ void wait_for_copies() {
@@ -74,6 +87,25 @@ __device__ __forceinline__ Cell load_16(const void* global) {
   return cell;
 }
 
+// Neighbouring bytes as words, two alone in the low half of one.
+template <int kBytes>
+__device__ __forceinline__ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  if constexpr (kBytes == 2) {
+    unsigned short value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(shared) : "memory");
+    out[0] = value;
+  } else if constexpr (kBytes == 4) {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out[0]) : "r"(shared) : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "r"(shared) : "memory");
+  } else {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(cell.word[0]), "r"(cell.word[1]),
                "r"(cell.word[2]), "r"(cell.word[3])
@@ -93,6 +125,12 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// For the threads of a block that reach it at different places of the code.
+template <int kThreads>
+__device__ __forceinline__ void named_barrier() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
 // Barriers in shared memory: a phase ends when as many threads have arrived as init_barrier said and all the bytes have
 // come that were announced with expect_bytes (which arrives, too).
 __device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals) {
@@ -103,6 +141,9 @@ __device__ __forceinline__ void publish_barriers() {
 }
 __device__ __forceinline__ void expect_bytes(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive_at_barrier(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void wait_barrier(unsigned barrier, int parity) {
   unsigned done = 0;
@@ -149,7 +190,10 @@ __device__ __forceinline__ void take_registers() {
 
 __device__ __forceinline__ void fence_warpgroup() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_warpgroup() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_warpgroup() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kPending = 0>  // groups of products that may still be under way
+__device__ __forceinline__ void wait_for_warpgroup() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
 
 // The nearest TF32 value, ties away from zero, as cuDNN rounds.
 __device__ __forceinline__ unsigned round_to_tf32(float value) {
