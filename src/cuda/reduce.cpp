@@ -37,8 +37,9 @@ std::string initialiser(const ReduceShape& s) {
   text += truth(s.warpgroup) + number(s.row_tiles) + number(s.row_teams) + number(s.team_columns) +
           number(s.column_teams) + number(s.run) + number(s.run_teams) + number(s.team_runs);
   text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_vector) + number(s.column_vector) +
-          number(s.most_lead) + number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) + number(s.loader_warps) +
-          number(s.row_copy) + number(s.column_copy) + number(s.raw_stages) + number(s.team_registers) + number(s.loader_registers) + number(s.stages) +
+          number(s.most_lead) + number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) +
+          number(s.loader_warps) + number(s.row_copy) + number(s.column_copy) + number(s.raw_stages) +
+          number(s.team_registers) + number(s.loader_registers) + number(s.stages) +
           number(s.blocks_per_multiprocessor) + truth(s.partial) + text_of(s.columns_first);
   return text + "}";
 }
@@ -89,8 +90,14 @@ class ReduceKernel final : public Kernel {
         device_(device.device.index),
         kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
     if (!shape_.partial) return;
-    finish_.emplace(source_of(shape_, "reduce_finish.cuh", "tconv_reduce_finish"), 0, device.arch);
-    finish_blocks_ = ceil_div(element_count(problem.weight_sizes()), kFinishLanes);
+    KernelSource finish = source_of(shape_, "reduce_finish.cuh", "tconv_reduce_finish");
+    int pieces = 1;  // as many as leave each thread a few parts
+    while (pieces < 8 && pieces * 8 <= candidate.parts) pieces *= 2;
+    finish.config += "constexpr int kPieces = " + std::to_string(pieces) + ";\n";
+    finish_.emplace(std::move(finish), 0, device.arch);
+    const std::int64_t width = shape_.kernel[2];
+    const std::int64_t threads = element_count(problem.weight_sizes()) / width * (width <= 8 ? 1 : ceil_div(width, 4));
+    finish_blocks_ = ceil_div(threads, kFinishThreads / pieces);
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -112,8 +119,8 @@ class ReduceKernel final : public Kernel {
     kernel_.launch(device_, {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads())}, arguments,
                    execution.stream);
     if (finish_) {
-      finish_->launch(device_, {.grid_x = static_cast<unsigned>(finish_blocks_), .block = kFinishLanes * kFinishPieces},
-                      arguments, execution.stream);
+      finish_->launch(device_, {.grid_x = static_cast<unsigned>(finish_blocks_), .block = kFinishThreads}, arguments,
+                      execution.stream);
     }
   }
 

@@ -9,7 +9,7 @@ int reduce_registers(const ReduceShape& shape) {
   const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
-  if (shape.loader_warps > 0) return sums + shape.team_runs + 32;
+  if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 40);
   return sums + fragments + shape.batch_words() + shape.team_runs + (shape.warpgroup ? 60 : split ? 108 : 84);
 }
 
@@ -53,9 +53,7 @@ struct WarpLoads {
   double pipe = 0;  // to memory and to shared memory
   double instructions = 0;
 
-  WarpLoads operator+(const WarpLoads& other) const {
-    return {pipe + other.pipe, instructions + other.instructions};
-  }
+  WarpLoads operator+(const WarpLoads& other) const { return {pipe + other.pipe, instructions + other.instructions}; }
 };
 
 WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
@@ -67,7 +65,7 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
   const int line_copies = (lines.length + copy - 1) / copy;
   const int copies = lines.lines() * line_copies;
   const double rounds = copies <= 16 ? 1.0 / (32 / copies) : std::ceil(copies / 32.0);
-  const double copying = channels * rounds;  // instructions
+  const double copying = channels * rounds;                                                      // instructions
   const double touched = std::max(line_copies * copy * shape.element_bytes / 128.0 + 0.5, 1.0);  // of memory
   WarpLoads loads;
   loads.pipe = kLoadCycles * channels * lines.lines() * touched + kCopyCycles * copying +

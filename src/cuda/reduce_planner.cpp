@@ -349,7 +349,7 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
   constexpr int kMostStages = 4;
   for (bool grown = true; grown;) {
     grown = false;
-    for (int ReduceShape::*stages : {&ReduceShape::raw_stages, &ReduceShape::stages}) {
+    for (int ReduceShape::* stages : {&ReduceShape::raw_stages, &ReduceShape::stages}) {
       if (shape.*stages == kMostStages) continue;
       ++(shape.*stages);
       if (blocks_by_shared(shape, device) >= shape.blocks_per_multiprocessor) {
@@ -470,10 +470,11 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
           for (const int loaders : {0, 4, 8}) {
+            if (loaders == 8 && !shape.warpgroup) continue;
             shape.loader_warps = loaders;
             if (loaders == 0) {
               set_vectors(shape, reduction, options);
-            } else if (!shape.warpgroup || !options.aligned || !set_copies(shape, reduction)) {
+            } else if (device.arch < 90 || !options.aligned || !set_copies(shape, reduction)) {
               continue;
             }
             shape.most_lead = most_lead(shape, reduction);

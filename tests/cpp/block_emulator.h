@@ -20,7 +20,7 @@ namespace tconv::test {
 class BlockEmulator {
  public:
   enum class Stop { warp, waiting, block, cluster, end };  // waiting: for what other warps do
-  using Words = std::array<unsigned, 8>;  // what a lane shows the others of its warp
+  using Words = std::array<unsigned, 8>;                   // what a lane shows the others of its warp
 
   // body(thread) is run once for each thread, those of the cluster's blocks one after the other; it calls barrier()
   // where the kernel synchronises.

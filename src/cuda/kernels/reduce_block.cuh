@@ -33,31 +33,38 @@ __device__ __forceinline__ void store_parts(const ReduceParams& params, const Re
   }
 }
 
-// Writes the staged rows: those of every warp's tile, in the order of the weight.
+// Writes the staged rows: those of every warp's tile, in the order of the weight. A thread has the same weights of some
+// rows.
 __device__ __forceinline__ void store_staged(const ReduceParams& params, const ReduceBlock& block, int tile, int half,
                                              const float* staged) {
   constexpr int kTaps = kShape.all_taps();
   constexpr int kColumns = kShape.loaded_columns();
+  constexpr int kSums = kColumns * kTaps;
+  constexpr int kRowsAtOnce = kSums < kThreads ? kThreads / kSums : 1;
+  constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
   const long long (&stride)[6] = params.weight_strides;
   Element* const weight = static_cast<Element*>(params.weight) + block.group * stride[0];
+  const int first_slot = kRowsAtOnce > 1 ? threadIdx.x / kSums : 0;
+  if (first_slot >= kRowsAtOnce) return;
 #pragma unroll 1
-  for (int index = threadIdx.x; index < kShape.staged_rows() * kColumns * kTaps; index += kThreads) {
-    const int at = index % (kColumns * kTaps);
-    const int slot = index / (kColumns * kTaps);  // [team][warp of it][row]
+  for (int at = threadIdx.x - first_slot * kSums; at < kSums; at += kThreads) {
     const int column = kShape.columns_first ? at % kColumns : at / kTaps;
     const int tap = kShape.columns_first ? at / kColumns : at % kTaps;
     const int w = tap % kShape.taps[2];
     const int h = tap / kShape.taps[2] % kShape.taps[1];
     const int d = tap / kShape.taps[2] / kShape.taps[1];
-    constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
-    const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
-                    slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
-    if (row < kShape.rows && block.first_column + column < kShape.columns &&
-        block.first_tap[0] + d < kShape.kernel[0] && block.first_tap[1] + h < kShape.kernel[1] &&
-        block.first_tap[2] + w < kShape.kernel[2]) {
-      weight[row * stride[1] + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
-             (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5]] =
-          to_storage(staged[slot * kShape.staged_pitch() + kShape.sum_of(column, d, h, w)], Element());
+    if (block.first_column + column >= kShape.columns || block.first_tap[0] + d >= kShape.kernel[0] ||
+        block.first_tap[1] + h >= kShape.kernel[1] || block.first_tap[2] + w >= kShape.kernel[2]) {
+      continue;
+    }
+    Element* const target = weight + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
+                            (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5];
+    const float* const source = staged + kShape.sum_of(column, d, h, w);
+#pragma unroll 4
+    for (int slot = first_slot; slot < kShape.staged_rows(); slot += kRowsAtOnce) {  // [team][warp of it][row]
+      const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
+                      slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
+      if (row < kShape.rows) target[row * stride[1]] = to_storage(source[slot * kShape.staged_pitch()], Element());
     }
   }
 }
@@ -155,8 +162,7 @@ struct Ring {
   int slot = 0;
   int lap = 0;  // modulo 2
 
-  __device__ __forceinline__ Ring(unsigned shared)
-      : stages(shared), barriers(shared + kShape.table_cell() * 16) {}
+  __device__ __forceinline__ Ring(unsigned shared) : stages(shared), barriers(shared + kShape.table_cell() * 16) {}
 
   __device__ __forceinline__ unsigned stage() const { return stages + slot * kStageBytes; }
   __device__ __forceinline__ unsigned loaded() const { return barriers + slot * 16; }

@@ -292,7 +292,8 @@ struct Side {
                                      unit * kShape.team_columns + channel % kShape.team_columns;
       constexpr int kNext = kChannelsLast ? 1 : kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll
-      for (int at = 0; at < kLength; ++at) ptx::store_16(stage + (cell + at * kNext) * 16, cell_of<kWords>(words + item * kVector * kWords, at));
+      for (int at = 0; at < kLength; ++at)
+        ptx::store_16(stage + (cell + at * kNext) * 16, cell_of<kWords>(words + item * kVector * kWords, at));
     }
   }
 };

@@ -58,9 +58,9 @@ struct ReduceShape {
   int most_lead;  // elements of a vector in front of the first that a tap reads, at most
   int row_lanes;
   int column_lanes;
-  int most_cells;      // cells that a thread loads at once
-  int loader_warps;    // warps that load and do nothing else; 0: all warps do both
-  int row_copy;        // elements that such a warp copies at once, along the width
+  int most_cells;    // cells that a thread loads at once
+  int loader_warps;  // warps that load and do nothing else; 0: all warps do both
+  int row_copy;      // elements that such a warp copies at once, along the width
   int column_copy;
   int raw_stages;      // of its copies
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
@@ -172,8 +172,7 @@ struct ReduceShape {
       lines.count[dimension] =
           raw_line(of_rows, dimension, split[dimension] - 1, line_places(of_rows, dimension) - 1) + 1;
     }
-    lines.length =
-        (split[3] - 1) * part_step(of_rows, 3) + (of_rows ? tile[3] : reach(2, extent(2) - 1) + 1);
+    lines.length = (split[3] - 1) * part_step(of_rows, 3) + (of_rows ? tile[3] : reach(2, extent(2) - 1) + 1);
     lines.pitch = (lines.length + vector() - 1) / vector() * vector();
     return lines;
   }
@@ -268,6 +267,5 @@ constexpr int reduce_tiles(const ReduceParams& params) {
          params.tap_blocks[2];
 }
 
-// The second kernel: 32 weights and 8 pieces of their parts in a block.
-constexpr int kFinishLanes = 32;
-constexpr int kFinishPieces = 8;
+// Threads of a block of the second kernel.
+constexpr int kFinishThreads = 256;

@@ -10,11 +10,40 @@ constexpr int power_above(int count) {
   return power;
 }
 
+struct LineTable {
+  int at[8];
+};
+// From an element of a channel's lines to the same place of each part.
+constexpr LineTable line_parts(bool of_rows) {
+  const RawLines lines = kShape.raw_lines(of_rows);
+  LineTable parts{};
+  for (int v = 0; v < kVector; ++v) {
+    int line = 0;
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      line = line * lines.count[dimension] + kShape.raw_line(of_rows, dimension, kShape.part_of(v, dimension), 0);
+    }
+    parts.at[v] = line * lines.pitch + kShape.part_of(v, 3) * kShape.part_step(of_rows, 3);
+  }
+  return parts;
+}
+// How far the last element of a stage lies from its first, along samples and axes.
+constexpr LineTable last_positions(bool of_rows, int last_of_line) {
+  const RawLines lines = kShape.raw_lines(of_rows);
+  LineTable last{};
+  for (int dimension = 0; dimension < 3; ++dimension) {
+    last.at[dimension] = kShape.raw_position(of_rows, dimension, lines.count[dimension] - 1);
+  }
+  last.at[3] = last_of_line;
+  return last;
+}
+
 // One of the two tensors, as one warp loads it. A line is a run of neighbours along the width; its copies are numbered
 // line after line.
 template <bool kOfRows>
 struct LineSide {
   static constexpr RawLines kLines = kShape.raw_lines(kOfRows);
+  static constexpr int kCount1 = kLines.count[1];
+  static constexpr int kCount2 = kLines.count[2];
   static constexpr int kBytes = kShape.element_bytes;
   static constexpr int kCopy = kOfRows ? kShape.row_copy : kShape.column_copy;  // elements
   static constexpr int kLineCopies = (kLines.length + kCopy - 1) / kCopy;
@@ -32,11 +61,20 @@ struct LineSide {
   static constexpr int kGroups = (kOfRows ? kShape.row_units() : kShape.column_units()) / kLength;
   static constexpr int kGroupRounds = (kGroups + kLanes - 1) / kLanes;
 
-  const Element* base;  // sample 0, the warp's first channel
-  int channels;         // of the warp
-  int first_channel;    // of the warp among the block's
-  unsigned offset[kRounds];  // of the lane's copies from the stage's first element, in bytes
-  unsigned raw;              // where the lane's first copy goes in the warp's first raw stage
+  static constexpr LineTable kParts = line_parts(kOfRows);
+  static constexpr LineTable kLast = last_positions(kOfRows, kLineCopies* kCopy - 1);
+
+  // Long loops are unrolled in part, which takes less time to compile.
+  static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
+  static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
+  static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
+  static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
+
+  const Element* base;                     // sample 0, the warp's first channel
+  int channels;                            // of the warp
+  int first_channel;                       // of the warp among the block's
+  unsigned offset[kKept > 0 ? kKept : 1];  // of the lane's copies from the stage's first element, in bytes
+  unsigned raw;                            // where the lane's first copy goes in the warp's first raw stage
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   // Which of a channel's copies, and of which channel, the lane makes.
@@ -52,13 +90,24 @@ struct LineSide {
   static __device__ __forceinline__ Position position_of(int copy) {
     Position position;
     position.at[3] = copy % kLineCopies * kCopy;
-    int line = copy / kLineCopies;
-#pragma unroll
-    for (int dimension = 2; dimension >= 0; --dimension) {
-      position.at[dimension] = kShape.raw_position(kOfRows, dimension, line % kLines.count[dimension]);
-      line /= kLines.count[dimension];
-    }
+    const int line = copy / kLineCopies;
+    position.at[2] = line_position<2>(line % kCount2);
+    position.at[1] = line_position<1>(line / kCount2 % kCount1);
+    position.at[0] = line / kCount2 / kCount1;
     return position;
+  }
+  template <int kDimension>
+  static __device__ __forceinline__ int line_position(int line) {
+    if constexpr (kShape.line_gaps(kOfRows, kDimension)) {
+      constexpr int kPlaces = kShape.line_places(kOfRows, kDimension);
+      constexpr int kTaps = kShape.taps[kDimension - 1];
+      constexpr int kStep = kShape.step[kDimension - 1];
+      constexpr int kTapStep = kShape.tap_step[kDimension - 1];
+      const int place = line % kPlaces;
+      return line / kPlaces * kShape.part_step(kOfRows, kDimension) + place / kTaps * kStep + place % kTaps * kTapStep;
+    } else {
+      return line;
+    }
   }
 
   __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned warp_raw)
@@ -70,16 +119,21 @@ struct LineSide {
     channels = min(kWarpChannels, min(kChannels, all - block_first) - first_channel);
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
            (static_cast<long long>(block.group) * all + block_first + first_channel) * stride[1];
+    if constexpr (kKept > 0) {
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const Position position = position_of(copy_of(round));
-      long long elements = copied_channel() * stride[1];
-#pragma unroll
-      for (int dimension = 0; dimension < 4; ++dimension) {
-        elements += position.at[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
-      }
-      offset[round] = static_cast<unsigned>(elements * kBytes);
+      for (int round = 0; round < kRounds; ++round) offset[round] = offset_of(params, round);
     }
+  }
+
+  static __device__ __forceinline__ unsigned offset_of(const ReduceParams& params, int round) {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const Position position = position_of(copy_of(round));
+    long long elements = copied_channel() * stride[1];
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      elements += position.at[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+    }
+    return static_cast<unsigned>(elements * kBytes);
   }
 
   // Copies the stage that starts at `origin`; what lies outside the tensor becomes zeros.
@@ -92,12 +146,10 @@ struct LineSide {
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
       first += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
-      const int last = dimension == 3
-                           ? kLineCopies * kCopy - 1
-                           : kShape.raw_position(kOfRows, dimension, kLines.count[dimension] - 1);
-      inside = inside && start.begin[dimension] >= 0 && start.begin[dimension] + last < start.limit(params, dimension);
+      inside = inside && start.begin[dimension] >= 0 &&
+               start.begin[dimension] + kLast.at[dimension] < start.limit(params, dimension);
     }
-#pragma unroll
+#pragma unroll kKept> 0 ? kKept : 1
     for (int round = 0; round < kRounds; ++round) {
       const int number = copy_of(round);
       if (number >= kCopies || copied_channel() >= kTogether) continue;
@@ -110,12 +162,13 @@ struct LineSide {
           if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = 0;
         }
       }
-      const char* source = reinterpret_cast<const char*>(wanted != 0 ? first : base) + (wanted != 0 ? offset[round] : 0);
+      const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
+      const char* source = reinterpret_cast<const char*>(wanted != 0 ? first : base) + (wanted != 0 ? place : 0);
       const long long step = wanted != 0 ? kTogether * stride[1] * kBytes : 0;
       const int line = number / kLineCopies;
       unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
                         (line * kLines.pitch + (number - line * kLineCopies) * kCopy) * kBytes;
-#pragma unroll
+#pragma unroll kCopyUnroll
       for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
         if (channel + copied_channel() < channels) ptx::copy_async<kCopy * kBytes>(target, source, wanted);
         source += step;
@@ -126,33 +179,20 @@ struct LineSide {
 
   // Where the first element of a group of cells stands in a channel's lines.
   static __device__ __forceinline__ int group_at(int group) {
+    constexpr int kWidth = kShape.line_places(kOfRows, 3);
+    constexpr int kHeight = kShape.line_places(kOfRows, 2);
+    constexpr int kDepth = kShape.line_places(kOfRows, 1);
     int unit = group * kLength;
-    int place[4];
-#pragma unroll
-    for (int axis = 2; axis >= 0; --axis) {
-      const int extent = kOfRows ? kShape.tile[1 + axis] : kShape.extent(axis);
-      place[1 + axis] = unit % extent;
-      unit /= extent;
-    }
-    place[0] = unit;
-    int line = 0;
-#pragma unroll
-    for (int dimension = 0; dimension < 3; ++dimension) {
-      line = line * kLines.count[dimension] + kShape.raw_line(kOfRows, dimension, 0, place[dimension]);
-    }
-    return line * kLines.pitch + (kOfRows ? place[3] : kShape.reach(2, place[3]));
-  }
-  // From there to the same place of another part.
-  static constexpr int part_at(int v) {
-    int line = 0;
-    for (int dimension = 0; dimension < 3; ++dimension) {
-      line = line * kLines.count[dimension] + kShape.raw_line(kOfRows, dimension, kShape.part_of(v, dimension), 0);
-    }
-    return line * kLines.pitch + kShape.part_of(v, 3) * kShape.part_step(kOfRows, 3);
+    const int w = unit % kWidth;
+    unit /= kWidth;
+    const int h = unit % kHeight;
+    unit /= kHeight;
+    const int line = (unit / kDepth * kCount1 + unit % kDepth) * kCount2 + h;
+    return line * kLines.pitch + line_position<3>(w);
   }
 
   __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
-#pragma unroll
+#pragma unroll 1
     for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
       const int channel = channel_round + lane() % kOthers;
       if (channel >= channels) continue;
@@ -162,21 +202,32 @@ struct LineSide {
                                : kShape.row_cells() + of_block / kShape.team_columns * kShape.team_cells() +
                                      of_block % kShape.team_columns;
       constexpr int kNext = kOfRows ? kShape.row_pitch() : kShape.team_columns;
+#pragma unroll kGroupUnroll
+      for (int round = 0; round < kGroupRounds; round += kGroupBatch) {
+        // Some groups at a time, so that one's reads are under way while another's are waited for.
+        unsigned words[kGroupBatch][kVector * kWords];
 #pragma unroll
-      for (int round = 0; round < kGroupRounds; ++round) {
-        const int group = round * kLanes + lane() / kOthers;
-        if (group >= kGroups) continue;
-        unsigned words[kVector * kWords];
+        for (int i = 0; i < kGroupBatch; ++i) {
+          const int group = (round + i) * kLanes + lane() / kOthers;
+          if (group >= kGroups) continue;
+          const unsigned first = lines + group_at(group) * kBytes;
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) {
-          unsigned loaded[kWords];
-          ptx::load_shared<kLength * kBytes>(lines + (group_at(group) + part_at(v)) * kBytes, loaded);
+          for (int v = 0; v < kVector; ++v) {
+            unsigned loaded[kWords];
+            ptx::load_shared<kLength * kBytes>(first + kParts.at[v] * kBytes, loaded);
 #pragma unroll
-          for (int word = 0; word < kWords; ++word) words[v * kWords + word] = loaded[word];
+            for (int word = 0; word < kWords; ++word) words[i][v * kWords + word] = loaded[word];
+          }
         }
 #pragma unroll
-        for (int at = 0; at < kLength; ++at) {
-          ptx::store_16(stage + (cell + (group * kLength + at) * kNext) * 16, cell_of<kWords>(words, at));
+        for (int i = 0; i < kGroupBatch; ++i) {
+          const int group = (round + i) * kLanes + lane() / kOthers;
+          if (group >= kGroups) continue;
+          const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+#pragma unroll
+          for (int at = 0; at < kLength; ++at) {
+            ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
+          }
         }
       }
     }
