@@ -62,13 +62,18 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
   const int vector = of_rows ? shape.row_vector : shape.column_vector;
   const double channels = of_rows ? shape.loaded_rows() : shape.loaded_columns();
   const double cells = channels * (of_rows ? shape.row_units() : shape.column_units());
-  const int line_copies = (lines.length + copy - 1) / copy;
+  const bool channels_last = shape.channels_last(of_rows);
+  const int elements = channels_last ? 1 : copy;  // of a line in a copy
+  const int line_copies = (lines.length + elements - 1) / elements;
   const int copies = lines.lines() * line_copies;
+  // Instructions, and lines of memory that they touch.
   const double rounds = copies <= 16 ? 1.0 / (32 / copies) : std::ceil(copies / 32.0);
-  const double copying = channels * rounds;                                                      // instructions
-  const double touched = std::max(line_copies * copy * shape.element_bytes / 128.0 + 0.5, 1.0);  // of memory
+  const double copying = channels_last ? copies * channels / copy / 32 : channels * rounds;
+  const double touched =
+      channels_last ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.loader_warps)
+                    : channels * lines.lines() * std::max(line_copies * copy * shape.element_bytes / 128.0 + 0.5, 1.0);
   WarpLoads loads;
-  loads.pipe = kLoadCycles * channels * lines.lines() * touched + kCopyCycles * copying +
+  loads.pipe = kLoadCycles * touched + kCopyCycles * copying +
                cells / 32 * (kArrangeCycles + 4.0 * (4 / vector - 1));
   loads.instructions = copying * 4 + cells / 32 * (shape.element_bytes == 4 ? 16 : 20);
   return loads;

@@ -322,20 +322,25 @@ void set_vectors(ReduceShape& shape, const Reduction& reduction, const ReduceOpt
 
 // Elements that warps which only load copy at once, and cells that they arrange at once; false: they cannot copy.
 bool set_copies(ReduceShape& shape, const Reduction& reduction) {
-  if (shape.rows_channels_last || shape.columns_channels_last) return false;
   const int most = shape.vector();
-  shape.row_copy =
-      longest_vector(reduction.row_strides, reduction.row_offset, false, 0, reduction.axes[2].row_size, most);
-  shape.column_copy = shape.apart[2] ? 1
-                                     : longest_vector(reduction.column_strides, reduction.column_offset, false, 0,
-                                                      reduction.axes[2].column_size, most);
-  const int least = 4 / shape.element_bytes;  // the smallest copy has four bytes
-  if (shape.row_copy < least || shape.column_copy < least) return false;
+  shape.row_copy = longest_vector(reduction.row_strides, reduction.row_offset, shape.rows_channels_last, shape.rows,
+                                  reduction.axes[2].row_size, most);
+  shape.column_copy = longest_vector(reduction.column_strides, reduction.column_offset, shape.columns_channels_last,
+                                     shape.columns, reduction.axes[2].column_size, most);
   shape.row_vector = shape.column_vector = most;
   while (shape.tile[3] % shape.row_vector != 0) shape.row_vector /= 2;
   while (shape.tile[3] * shape.step[2] % shape.column_vector != 0) shape.column_vector /= 2;
-  if (shape.apart[2]) shape.column_vector = 1;
-  return true;
+  if (shape.rows_channels_last) shape.row_vector = 1;
+  if (shape.columns_channels_last) {
+    shape.column_vector = 1;
+    while (shape.block_columns() < shape.columns && shape.block_columns() % shape.column_copy != 0) {
+      shape.column_copy /= 2;
+    }
+  } else if (shape.apart[2]) {
+    shape.column_vector = shape.column_copy = 1;
+  }
+  const int least = 4 / shape.element_bytes;  // the smallest copy has four bytes
+  return shape.row_copy >= least && shape.column_copy >= least;
 }
 
 int blocks_by_shared(const ReduceShape& shape, const DeviceProperties& device) {

@@ -172,20 +172,37 @@ struct ReduceShape {
       lines.count[dimension] =
           raw_line(of_rows, dimension, split[dimension] - 1, line_places(of_rows, dimension) - 1) + 1;
     }
-    lines.length = (split[3] - 1) * part_step(of_rows, 3) + (of_rows ? tile[3] : reach(2, extent(2) - 1) + 1);
-    lines.pitch = (lines.length + vector() - 1) / vector() * vector();
+    if (channels_last(of_rows)) {
+      lines.length = lines.pitch = raw_line(of_rows, 3, split[3] - 1, line_places(of_rows, 3) - 1) + 1;
+    } else {
+      lines.length = (split[3] - 1) * part_step(of_rows, 3) + (of_rows ? tile[3] : reach(2, extent(2) - 1) + 1);
+      lines.pitch = (lines.length + vector() - 1) / vector() * vector();
+    }
     return lines;
   }
-  // A warp that loads has channels of its own. Those of neighbouring lanes start on different banks.
+  constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  // A warp that loads has channels of its own.
   constexpr int warp_channels(bool of_rows) const {
     const int channels = of_rows ? loaded_rows() : loaded_columns();
-    return loader_warps == 0 ? channels : (channels + loader_warps - 1) / loader_warps;
+    const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
+    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
   }
+  // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
+  // apart, those of neighbouring lanes start on different banks.
   constexpr int raw_channel_bytes(bool of_rows) const {
+    if (channels_last(of_rows)) return element_bytes;
     const RawLines lines = raw_lines(of_rows);
     return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
   }
-  constexpr int raw_side_bytes(bool of_rows) const { return warp_channels(of_rows) * raw_channel_bytes(of_rows); }
+  constexpr int raw_element_bytes(bool of_rows) const {
+    return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
+  }
+  constexpr int raw_side_bytes(bool of_rows) const {
+    if (!channels_last(of_rows)) return warp_channels(of_rows) * raw_channel_bytes(of_rows);
+    const RawLines lines = raw_lines(of_rows);
+    return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
+  }
   constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
   constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
 

@@ -22,38 +22,49 @@ constexpr LineTable line_parts(bool of_rows) {
     for (int dimension = 0; dimension < 3; ++dimension) {
       line = line * lines.count[dimension] + kShape.raw_line(of_rows, dimension, kShape.part_of(v, dimension), 0);
     }
-    parts.at[v] = line * lines.pitch + kShape.part_of(v, 3) * kShape.part_step(of_rows, 3);
+    const int part = kShape.part_of(v, 3);
+    parts.at[v] = line * lines.pitch + (kShape.channels_last(of_rows) ? kShape.raw_line(of_rows, 3, part, 0)
+                                                                      : part * kShape.part_step(of_rows, 3));
   }
   return parts;
 }
 // How far the last element of a stage lies from its first, along samples and axes.
-constexpr LineTable last_positions(bool of_rows, int last_of_line) {
+constexpr LineTable last_positions(bool of_rows, int length) {
   const RawLines lines = kShape.raw_lines(of_rows);
   LineTable last{};
   for (int dimension = 0; dimension < 3; ++dimension) {
     last.at[dimension] = kShape.raw_position(of_rows, dimension, lines.count[dimension] - 1);
   }
-  last.at[3] = last_of_line;
+  last.at[3] = kShape.channels_last(of_rows) ? kShape.raw_position(of_rows, 3, length - 1) : length - 1;
   return last;
 }
 
-// One of the two tensors, as one warp loads it. A line is a run of neighbours along the width; its copies are numbered
-// line after line.
+// One of the two tensors, as one warp loads it. A line is a run of neighbours along the width. A copy is a piece of a
+// line of one channel or, where channels come last, some channels of one element; copies are numbered line after line.
 template <bool kOfRows>
 struct LineSide {
+  static constexpr bool kChannelsLast = kShape.channels_last(kOfRows);
   static constexpr RawLines kLines = kShape.raw_lines(kOfRows);
   static constexpr int kCount1 = kLines.count[1];
   static constexpr int kCount2 = kLines.count[2];
   static constexpr int kBytes = kShape.element_bytes;
   static constexpr int kCopy = kOfRows ? kShape.row_copy : kShape.column_copy;  // elements
-  static constexpr int kLineCopies = (kLines.length + kCopy - 1) / kCopy;
-  static constexpr int kCopies = kLines.lines() * kLineCopies;
-  static constexpr int kTogether = kCopies <= 16 ? 32 / kCopies : 1;  // channels that the lanes copy at once
-  static constexpr int kRounds = (kCopies + 31) / 32;
-
-  static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
   static constexpr int kWarpChannels = kShape.warp_channels(kOfRows);
   static constexpr int kChannelBytes = kShape.raw_channel_bytes(kOfRows);
+  static constexpr int kElementBytes = kShape.raw_element_bytes(kOfRows);
+  // Copies along a line; lanes that copy different channels, and channels between them.
+  static constexpr int kAlong = kChannelsLast ? 1 : kCopy;
+  static constexpr int kLineCopies = (kLines.length + kAlong - 1) / kAlong;
+  static constexpr int kCopies = kLines.lines() * kLineCopies;
+  static constexpr int kWarpCopies = (kWarpChannels + kCopy - 1) / kCopy;
+  static constexpr int kChannelLanes =
+      kChannelsLast ? (kWarpCopies < 32 ? kWarpCopies : 32) : kCopies <= 16 ? 32 / kCopies : 1;
+  static constexpr int kChannelStep = kChannelsLast ? kCopy : 1;
+  static constexpr int kCopyLanes = kChannelsLast ? 32 / kChannelLanes : kCopies <= 16 ? kCopies : 32;
+  static constexpr int kRounds = (kCopies + kCopyLanes - 1) / kCopyLanes;
+  static constexpr int kTogether = kChannelLanes * kChannelStep;  // channels that are copied at once
+
+  static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
   static constexpr int kOthers = power_above(kWarpChannels);  // lanes along the channels, at most 32
   static constexpr int kLanes = 32 / kOthers;
   static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;  // cells arranged at once
@@ -62,7 +73,7 @@ struct LineSide {
   static constexpr int kGroupRounds = (kGroups + kLanes - 1) / kLanes;
 
   static constexpr LineTable kParts = line_parts(kOfRows);
-  static constexpr LineTable kLast = last_positions(kOfRows, kLineCopies* kCopy - 1);
+  static constexpr LineTable kLast = last_positions(kOfRows, kLineCopies* kAlong);
 
   // Long loops are unrolled in part, which takes less time to compile.
   static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
@@ -77,11 +88,14 @@ struct LineSide {
   unsigned raw;                            // where the lane's first copy goes in the warp's first raw stage
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-  // Which of a channel's copies, and of which channel, the lane makes.
+  // Which of the copies, and of which channels, the lane makes: neighbouring lanes copy neighbours in memory.
   static __device__ __forceinline__ int copy_of(int round) {
-    return kCopies <= 16 ? lane() % kCopies : lane() + 32 * round;
+    const int of_lanes = kChannelsLast ? lane() / kChannelLanes : lane() % kCopyLanes;
+    return of_lanes < kCopyLanes ? round * kCopyLanes + of_lanes : kCopies;
   }
-  static __device__ __forceinline__ int copied_channel() { return kCopies <= 16 ? lane() / kCopies : 0; }
+  static __device__ __forceinline__ int copied_channel() {
+    return (kChannelsLast ? lane() % kChannelLanes : lane() / kCopyLanes) * kChannelStep;
+  }
 
   // The element at which a copy starts, along samples and axes.
   struct Position {
@@ -89,7 +103,7 @@ struct LineSide {
   };
   static __device__ __forceinline__ Position position_of(int copy) {
     Position position;
-    position.at[3] = copy % kLineCopies * kCopy;
+    position.at[3] = kChannelsLast ? line_position<3>(copy % kLineCopies) : copy % kLineCopies * kAlong;
     const int line = copy / kLineCopies;
     position.at[2] = line_position<2>(line % kCount2);
     position.at[1] = line_position<1>(line / kCount2 % kCount1);
@@ -167,7 +181,7 @@ struct LineSide {
       const long long step = wanted != 0 ? kTogether * stride[1] * kBytes : 0;
       const int line = number / kLineCopies;
       unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
-                        (line * kLines.pitch + (number - line * kLineCopies) * kCopy) * kBytes;
+                        (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
 #pragma unroll kCopyUnroll
       for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
         if (channel + copied_channel() < channels) ptx::copy_async<kCopy * kBytes>(target, source, wanted);
@@ -188,7 +202,7 @@ struct LineSide {
     const int h = unit % kHeight;
     unit /= kHeight;
     const int line = (unit / kDepth * kCount1 + unit % kDepth) * kCount2 + h;
-    return line * kLines.pitch + line_position<3>(w);
+    return line * kLines.pitch + (kChannelsLast ? w : line_position<3>(w));
   }
 
   __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
@@ -210,11 +224,11 @@ struct LineSide {
         for (int i = 0; i < kGroupBatch; ++i) {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
-          const unsigned first = lines + group_at(group) * kBytes;
+          const unsigned first = lines + group_at(group) * kElementBytes;
 #pragma unroll
           for (int v = 0; v < kVector; ++v) {
             unsigned loaded[kWords];
-            ptx::load_shared<kLength * kBytes>(first + kParts.at[v] * kBytes, loaded);
+            ptx::load_shared<kLength * kBytes>(first + kParts.at[v] * kElementBytes, loaded);
 #pragma unroll
             for (int word = 0; word < kWords; ++word) words[i][v * kWords + word] = loaded[word];
           }
