@@ -9,7 +9,7 @@ int reduce_registers(const ReduceShape& shape) {
   const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
-  if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 40);
+  if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 56);
   return sums + fragments + shape.batch_words() + shape.team_runs + (shape.warpgroup ? 60 : split ? 108 : 84);
 }
 
@@ -22,22 +22,22 @@ namespace {
 
 // Constants of the model, fitted to measurements on an H200; docs/notes/reduce.md says how well they choose.
 constexpr double kClock = 1.7e9;
-constexpr double kWarpgroupShare = 0.9;  // of the tensor cores' peak that products reach
-constexpr double kWarpShare = 0.35;
-constexpr double kSplitFactor = 5;        // products in fp32 out of TF32
-constexpr double kTrafficRate = 40;       // bytes per cycle and multiprocessor
-constexpr double kRowBytes = 64;          // that a row of memory costs beside its own
-constexpr double kLoadCycles = 0.7;       // of the pipe to memory, for each line that a load touches
-constexpr double kStoreCycles = 3;        // of the pipe to shared memory, for 32 cells
-constexpr double kCopyCycles = 6;         // of the pipe to shared memory, for 32 copies
-constexpr double kArrangeCycles = 8;      // to read 32 cells of copies and to write them
-constexpr double kInstructionRate = 1.6;  // per cycle and multiprocessor
-constexpr double kMix = 0.2;              // share of what is not the largest cost and does not overlap with it
-constexpr double kFarParts = 1.5;         // parts of a cell that lie in different samples or slices
-constexpr double kStageCycles = 1000;
-constexpr double kBatchCycles = 1500;  // a batch of loads on its way
-constexpr double kBlockCycles = 4000;
-constexpr double kEndRate = 9.5;  // bytes of results per cycle and multiprocessor
+constexpr double kWarpgroupShare = 1;  // of the tensor cores' peak that products reach
+constexpr double kWarpShare = 0.316;
+constexpr double kSplitFactor = 5.42;      // products in fp32 out of TF32
+constexpr double kTrafficRate = 54.4;      // bytes per cycle and multiprocessor
+constexpr double kRowBytes = 58.7;         // that a row of memory costs beside its own
+constexpr double kLoadCycles = 0.242;      // of the pipe to memory, for each line that a load touches
+constexpr double kStoreCycles = 20.4;      // of the pipe to shared memory, for 32 cells
+constexpr double kCopyCycles = 5.43;       // of the pipe to shared memory, for 32 copies
+constexpr double kArrangeCycles = 6.25;    // to read 32 cells of copies and to write them
+constexpr double kInstructionRate = 1.12;  // per cycle and multiprocessor
+constexpr double kMix = 0.194;             // share of what is not the largest cost and does not overlap with it
+constexpr double kFarParts = 1.0;          // parts of a cell that lie in different samples or slices
+constexpr double kStageCycles = 1.23e3;
+constexpr double kBatchCycles = 768;  // a batch of loads on its way
+constexpr double kBlockCycles = 3.02e3;
+constexpr double kEndRate = 39.7;  // bytes of results per cycle and multiprocessor
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -73,8 +73,7 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
       channels_last ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.loader_warps)
                     : channels * lines.lines() * std::max(line_copies * copy * shape.element_bytes / 128.0 + 0.5, 1.0);
   WarpLoads loads;
-  loads.pipe = kLoadCycles * touched + kCopyCycles * copying +
-               cells / 32 * (kArrangeCycles + 4.0 * (4 / vector - 1));
+  loads.pipe = kLoadCycles * touched + kCopyCycles * copying + cells / 32 * (kArrangeCycles + 4.0 * (4 / vector - 1));
   loads.instructions = copying * 4 + cells / 32 * (shape.element_bytes == 4 ? 16 : 20);
   return loads;
 }

@@ -376,12 +376,14 @@ bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int mo
   shape.loader_registers = kLoaderRegisters;
   for (int blocks = std::min({blocks_by_shared(shape, device), most_threads / shape.threads(), 4}); blocks >= 1;
        --blocks) {
-    const int start = std::min(65536 / blocks / shape.threads() / 8 * 8, 248);
+    // Four schedulers share the registers, and the warps of a block go around among them.
+    const int start = std::min(65536 / blocks / round_up(shape.threads(), 128) / 8 * 8, 248);
     // One instruction must fit what all threads start with.
     if (start < shape.loader_registers || start < 4 * shape.column_tiles() + 32) continue;
     shape.blocks_per_multiprocessor = blocks;
     shape.team_registers = 0;
     if (registers > start) {
+      if (!shape.warpgroup) continue;  // registers change hands between warpgroups
       const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
       if (most < registers) continue;
       shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});

@@ -57,8 +57,9 @@ struct LineSide {
   static constexpr int kLineCopies = (kLines.length + kAlong - 1) / kAlong;
   static constexpr int kCopies = kLines.lines() * kLineCopies;
   static constexpr int kWarpCopies = (kWarpChannels + kCopy - 1) / kCopy;
-  static constexpr int kChannelLanes =
-      kChannelsLast ? (kWarpCopies < 32 ? kWarpCopies : 32) : kCopies <= 16 ? 32 / kCopies : 1;
+  static constexpr int kChannelLanes = kChannelsLast   ? (kWarpCopies < 32 ? kWarpCopies : 32)
+                                       : kCopies <= 16 ? 32 / kCopies
+                                                       : 1;
   static constexpr int kChannelStep = kChannelsLast ? kCopy : 1;
   static constexpr int kCopyLanes = kChannelsLast ? 32 / kChannelLanes : kCopies <= 16 ? kCopies : 32;
   static constexpr int kRounds = (kCopies + kCopyLanes - 1) / kCopyLanes;
