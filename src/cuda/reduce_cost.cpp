@@ -24,18 +24,23 @@ namespace {
 constexpr double kClock = 1.7e9;
 constexpr double kWarpgroupShare = 1;  // of the tensor cores' peak that products reach
 constexpr double kWarpShare = 0.316;
-constexpr double kSplitFactor = 5.42;      // products in fp32 out of TF32
-constexpr double kTrafficRate = 54.4;      // bytes per cycle and multiprocessor
-constexpr double kRowBytes = 58.7;         // that a row of memory costs beside its own
-constexpr double kLoadCycles = 0.242;      // of the pipe to memory, for each line that a load touches
-constexpr double kStoreCycles = 20.4;      // of the pipe to shared memory, for 32 cells
-constexpr double kCopyCycles = 5.43;       // of the pipe to shared memory, for 32 copies
-constexpr double kArrangeCycles = 6.25;    // to read 32 cells of copies and to write them
-constexpr double kInstructionRate = 1.12;  // per cycle and multiprocessor
-constexpr double kMix = 0.194;             // share of what is not the largest cost and does not overlap with it
-constexpr double kFarParts = 1.0;          // parts of a cell that lie in different samples or slices
+constexpr double kSplitFactor = 5.42;     // products in fp32 out of TF32
+constexpr double kTrafficRate = 54.4;     // bytes per cycle and multiprocessor
+constexpr double kRowBytes = 58.7;        // that a row of memory costs beside its own
+constexpr double kLoadCycles = 0.242;     // of the pipe to memory, for each line that a load touches
+constexpr double kStoreCycles = 20.4;     // of the pipe to shared memory, for 32 cells
+constexpr double kCopyCycles = 5.43;      // of the pipe to shared memory, for 32 copies
+constexpr double kArrangeCycles = 6.25;   // to read 32 cells of copies and to write them
+constexpr double kInstructionRate = 2.0;  // per cycle and multiprocessor
+constexpr double kMix = 0.194;            // share of what is not the largest cost and does not overlap with it
+constexpr double kFarParts = 1.0;         // parts of a cell that lie in different samples or slices
 constexpr double kStageCycles = 1.23e3;
-constexpr double kBatchCycles = 768;  // a batch of loads on its way
+constexpr double kBatchCycles = 768;   // a batch of loads on its way
+constexpr double kLoaderCycles = 700;  // of a stage, for a warp that only loads, beside its loads
+constexpr double kTeamCycles = 200;    // and for a team beside its products
+constexpr double kWarpCycles = 2.5;    // of an instruction in a warp that only loads
+constexpr double kPairCycles = 6;      // of eight columns of a product, for a team of one warp
+constexpr double kSplitCycles = 40;    // the same in fp32 out of TF32
 constexpr double kBlockCycles = 3.02e3;
 constexpr double kEndRate = 39.7;  // bytes of results per cycle and multiprocessor
 
@@ -46,6 +51,8 @@ struct StageCost {
   double loads = 0;     // the loader's use of the pipe to memory and shared memory
   double traffic = 0;   // beyond the block
   double instructions = 0;
+  double team = 0;    // what one team takes for its products
+  double loader = 0;  // what one warp takes that does nothing but load
 };
 
 // What a stage of one tensor asks of the warps that do nothing but load.
@@ -74,7 +81,7 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
                     : channels * lines.lines() * std::max(line_copies * copy * shape.element_bytes / 128.0 + 0.5, 1.0);
   WarpLoads loads;
   loads.pipe = kLoadCycles * touched + kCopyCycles * copying + cells / 32 * (kArrangeCycles + 4.0 * (4 / vector - 1));
-  loads.instructions = copying * 4 + cells / 32 * (shape.element_bytes == 4 ? 16 : 20);
+  loads.instructions = copying * 3 + cells / 32 * (shape.element_bytes == 4 ? 11 : 14);
   return loads;
 }
 
@@ -116,6 +123,7 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
   } else {
     cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
     cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);
+    cost.team = products / shape.teams() * columns / 8 * (split ? kSplitCycles : kPairCycles);
   }
 
   // Elements between neighbours in a row of cells.
@@ -128,11 +136,11 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
     const WarpLoads loads = warp_loads(shape, true) + warp_loads(shape, false);
     cost.loads = loads.pipe;
     cost.instructions = loads.instructions / kInstructionRate;
+    cost.loader = loads.instructions / shape.loader_warps * kWarpCycles;
   } else {
     add_thread_loads(cost, shape, row_step, column_step);
-    const double multiplying = shape.warpgroup ? 0 : products * (columns / 8 * (split ? 12 : 1) + 3);
-    cost.instructions += multiplying / kInstructionRate;
   }
+  if (!shape.warpgroup) cost.instructions += products * (columns / 8 * (split ? 12 : 1) + 3) / kInstructionRate;
 
   // Short rows of memory cost more than their bytes, and elements that no tap reads come with their neighbours.
   const auto sectors = [&](bool channels_last, double run, double step) {
@@ -162,9 +170,10 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest);
   // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
   // and store it between two pieces of the product, all at the same time.
-  const double chain =
-      kStageCycles + (shape.loader_warps > 0 ? std::max({kBatchCycles + cost.loads, cost.multiply, cost.operands})
-                                             : kBatchCycles * shape.batches() + cost.loads + cost.multiply);
+  const double multiplying = std::max({cost.multiply, cost.operands, cost.team});
+  const double chain = shape.loader_warps > 0
+                           ? std::max(kLoaderCycles + cost.loader, kTeamCycles + multiplying)
+                           : kStageCycles + kBatchCycles * shape.batches() + cost.loads + multiplying;
 
   const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
   const double stages = std::ceil(all / params.parts);

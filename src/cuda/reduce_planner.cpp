@@ -329,7 +329,7 @@ bool set_copies(ReduceShape& shape, const Reduction& reduction) {
                                      shape.columns, reduction.axes[2].column_size, most);
   shape.row_vector = shape.column_vector = most;
   while (shape.tile[3] % shape.row_vector != 0) shape.row_vector /= 2;
-  while (shape.tile[3] * shape.step[2] % shape.column_vector != 0) shape.column_vector /= 2;
+  while (shape.tile[3] * shape.place_step(2) % shape.column_vector != 0) shape.column_vector /= 2;
   if (shape.rows_channels_last) shape.row_vector = 1;
   if (shape.columns_channels_last) {
     shape.column_vector = 1;
@@ -337,7 +337,13 @@ bool set_copies(ReduceShape& shape, const Reduction& reduction) {
       shape.column_copy /= 2;
     }
   } else if (shape.apart[2]) {
-    shape.column_vector = shape.column_copy = 1;
+    // The taps of a pixel together, if they are neighbours.
+    if (shape.tap_step[2] != 1) shape.column_copy = 1;
+    const std::int64_t pad = reduction.axes[2].pad;
+    while (shape.taps[2] % shape.column_copy != 0 || shape.step[2] % shape.column_copy != 0 ||
+           pad % shape.column_copy != 0) {
+      shape.column_copy /= 2;
+    }
   }
   const int least = 4 / shape.element_bytes;  // the smallest copy has four bytes
   return shape.row_copy >= least && shape.column_copy >= least;
@@ -369,7 +375,7 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
 // Warps that only load: all threads start with the same registers; where teams need more, those that load give up what
 // they don't need.
 bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
-  constexpr int kLoaderRegisters = 96;
+  constexpr int kLoaderRegisters = 88;
   const int registers = reduce_registers(shape);
   const int team_threads = 32 * shape.team_warps();
   const int loader_threads = 32 * shape.loader_warps;
@@ -477,7 +483,8 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
           for (const int loaders : {0, 4, 8}) {
-            if (loaders == 8 && !shape.warpgroup) continue;
+            // Products of single warps take as long as the loads, and longer where half of their rows are empty.
+            if (!shape.warpgroup && (loaders == 8 || (loaders > 0 && shape.rows < 16))) continue;
             shape.loader_warps = loaders;
             if (loaders == 0) {
               set_vectors(shape, reduction, options);

@@ -148,8 +148,8 @@ struct ReduceShape {
     return v % split[dimension];
   }
 
-  // Lines along samples, depth and height: parts that overlap share theirs; where places lie apart, only theirs are
-  // there.
+  // Lines along samples, depth and height, and elements of a line: parts that overlap share theirs; where places lie
+  // apart, only theirs are there.
   constexpr bool line_gaps(bool of_rows, int dimension) const {
     return !of_rows && dimension > 0 && apart[dimension - 1];
   }
@@ -172,12 +172,8 @@ struct ReduceShape {
       lines.count[dimension] =
           raw_line(of_rows, dimension, split[dimension] - 1, line_places(of_rows, dimension) - 1) + 1;
     }
-    if (channels_last(of_rows)) {
-      lines.length = lines.pitch = raw_line(of_rows, 3, split[3] - 1, line_places(of_rows, 3) - 1) + 1;
-    } else {
-      lines.length = (split[3] - 1) * part_step(of_rows, 3) + (of_rows ? tile[3] : reach(2, extent(2) - 1) + 1);
-      lines.pitch = (lines.length + vector() - 1) / vector() * vector();
-    }
+    lines.length = raw_line(of_rows, 3, split[3] - 1, line_places(of_rows, 3) - 1) + 1;
+    lines.pitch = channels_last(of_rows) ? lines.length : (lines.length + vector() - 1) / vector() * vector();
     return lines;
   }
   constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }

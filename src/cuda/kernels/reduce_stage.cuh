@@ -22,9 +22,7 @@ constexpr LineTable line_parts(bool of_rows) {
     for (int dimension = 0; dimension < 3; ++dimension) {
       line = line * lines.count[dimension] + kShape.raw_line(of_rows, dimension, kShape.part_of(v, dimension), 0);
     }
-    const int part = kShape.part_of(v, 3);
-    parts.at[v] = line * lines.pitch + (kShape.channels_last(of_rows) ? kShape.raw_line(of_rows, 3, part, 0)
-                                                                      : part * kShape.part_step(of_rows, 3));
+    parts.at[v] = line * lines.pitch + kShape.raw_line(of_rows, 3, kShape.part_of(v, 3), 0);
   }
   return parts;
 }
@@ -35,7 +33,7 @@ constexpr LineTable last_positions(bool of_rows, int length) {
   for (int dimension = 0; dimension < 3; ++dimension) {
     last.at[dimension] = kShape.raw_position(of_rows, dimension, lines.count[dimension] - 1);
   }
-  last.at[3] = kShape.channels_last(of_rows) ? kShape.raw_position(of_rows, 3, length - 1) : length - 1;
+  last.at[3] = kShape.raw_position(of_rows, 3, length - 1);
   return last;
 }
 
@@ -104,7 +102,7 @@ struct LineSide {
   };
   static __device__ __forceinline__ Position position_of(int copy) {
     Position position;
-    position.at[3] = kChannelsLast ? line_position<3>(copy % kLineCopies) : copy % kLineCopies * kAlong;
+    position.at[3] = line_position<3>(copy % kLineCopies * kAlong);
     const int line = copy / kLineCopies;
     position.at[2] = line_position<2>(line % kCount2);
     position.at[1] = line_position<1>(line / kCount2 % kCount1);
@@ -183,11 +181,22 @@ struct LineSide {
       const int line = number / kLineCopies;
       unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
                         (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
+      if (channels == kWarpChannels) {
 #pragma unroll kCopyUnroll
-      for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
-        if (channel + copied_channel() < channels) ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-        source += step;
-        target += kTogether * kChannelBytes;
+        for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
+          if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
+            ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+          }
+          source += step;
+          target += kTogether * kChannelBytes;
+        }
+      } else {
+#pragma unroll 1
+        for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+          ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+          source += step;
+          target += kTogether * kChannelBytes;
+        }
       }
     }
   }
@@ -203,7 +212,7 @@ struct LineSide {
     const int h = unit % kHeight;
     unit /= kHeight;
     const int line = (unit / kDepth * kCount1 + unit % kDepth) * kCount2 + h;
-    return line * kLines.pitch + (kChannelsLast ? w : line_position<3>(w));
+    return line * kLines.pitch + w;
   }
 
   __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
@@ -239,6 +248,7 @@ struct LineSide {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
           const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+          round_words(words[i]);
 #pragma unroll
           for (int at = 0; at < kLength; ++at) {
             ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
