@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_staged(const ReduceParams& params, const R
 // All warps stop here, wherever they come from.
 __device__ __forceinline__ void meet() {
   if constexpr (kShape.loader_warps > 0) {
-    ptx::named_barrier<kThreads>();
+    ptx::sync_first_threads<kThreads>();
   } else {
     __syncthreads();
   }
@@ -211,7 +211,7 @@ __device__ __forceinline__ void load_stages(const ReduceParams& params, const Re
     loader.arrange(raw_out, ring.stage());
     publish_stage();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive_at_barrier(ring.loaded());
+    if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
     raw_out = raw_out + 1 == kShape.raw_stages ? 0 : raw_out + 1;
     ring.advance();
   }
@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring,
     ptx::wait_barrier(ring.loaded(), ring.lap);
     team.multiply_stage(ring.stage(), 0, kShape.products());
     team.end_former_stage();
-    if (index > stages.begin && threadIdx.x % 32 == 0) ptx::arrive_at_barrier(former);
+    if (index > stages.begin && threadIdx.x % 32 == 0) ptx::arrive(former);
     former = ring.done();
     ring.advance();
   }

@@ -166,18 +166,18 @@ struct LineSide {
     for (int round = 0; round < kRounds; ++round) {
       const int number = copy_of(round);
       if (number >= kCopies || copied_channel() >= kTogether) continue;
-      unsigned wanted = 1;
+      bool wanted = true;
       if (!inside) {
         const Position position = position_of(number);
 #pragma unroll
         for (int dimension = 0; dimension < 4; ++dimension) {
           const int at = start.begin[dimension] + position.at[dimension];
-          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = 0;
+          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
         }
       }
       const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted != 0 ? first : base) + (wanted != 0 ? place : 0);
-      const long long step = wanted != 0 ? kTogether * stride[1] * kBytes : 0;
+      const char* source = reinterpret_cast<const char*>(wanted ? first : base) + (wanted ? place : 0);
+      const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
       const int line = number / kLineCopies;
       unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
                         (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
