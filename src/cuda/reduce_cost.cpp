@@ -23,26 +23,26 @@ namespace {
 // Constants of the model, fitted to measurements on an H200; docs/notes/reduce.md says how well they choose.
 constexpr double kClock = 1.7e9;
 constexpr double kWarpgroupShare = 1;  // of the tensor cores' peak that products reach
-constexpr double kWarpShare = 0.316;
-constexpr double kSplitFactor = 5.42;     // products in fp32 out of TF32
-constexpr double kTrafficRate = 54.4;     // bytes per cycle and multiprocessor
-constexpr double kRowBytes = 58.7;        // that a row of memory costs beside its own
-constexpr double kLoadCycles = 0.242;     // of the pipe to memory, for each line that a load touches
-constexpr double kStoreCycles = 20.4;     // of the pipe to shared memory, for 32 cells
-constexpr double kCopyCycles = 5.43;      // of the pipe to shared memory, for 32 copies
-constexpr double kArrangeCycles = 6.25;   // to read 32 cells of copies and to write them
-constexpr double kInstructionRate = 2.0;  // per cycle and multiprocessor
-constexpr double kMix = 0.194;            // share of what is not the largest cost and does not overlap with it
-constexpr double kFarParts = 1.0;         // parts of a cell that lie in different samples or slices
-constexpr double kStageCycles = 1.23e3;
-constexpr double kBatchCycles = 768;   // a batch of loads on its way
-constexpr double kLoaderCycles = 700;  // of a stage, for a warp that only loads, beside its loads
-constexpr double kTeamCycles = 200;    // and for a team beside its products
-constexpr double kWarpCycles = 2.5;    // of an instruction in a warp that only loads
-constexpr double kPairCycles = 6;      // of eight columns of a product, for a team of one warp
-constexpr double kSplitCycles = 40;    // the same in fp32 out of TF32
-constexpr double kBlockCycles = 3.02e3;
-constexpr double kEndRate = 39.7;  // bytes of results per cycle and multiprocessor
+constexpr double kWarpShare = 0.341;
+constexpr double kSplitFactor = 4.63;      // products in fp32 out of TF32
+constexpr double kTrafficRate = 63.6;      // bytes per cycle and multiprocessor
+constexpr double kRowBytes = 60.1;         // that a row of memory costs beside its own
+constexpr double kLoadCycles = 0.24;       // of the pipe to memory, for each line that a load touches
+constexpr double kStoreCycles = 16.2;      // of the pipe to shared memory, for 32 cells
+constexpr double kCopyCycles = 7.09;       // of the pipe to shared memory, for 32 copies
+constexpr double kArrangeCycles = 8.89;    // to read 32 cells of copies and to write them
+constexpr double kInstructionRate = 1.66;  // per cycle and multiprocessor
+constexpr double kMix = 0.142;             // share of what is not the largest cost and does not overlap with it
+constexpr double kFarParts = 1.08;         // parts of a cell that lie in different samples or slices
+constexpr double kStageCycles = 870;
+constexpr double kBatchCycles = 497;      // a batch of loads on its way
+constexpr double kLoaderCycles = 1.24e3;  // of a stage, for a warp that only loads, beside its loads
+constexpr double kTeamCycles = 200;       // and for a team beside its products
+constexpr double kWarpCycles = 2.14;      // of an instruction in a warp that only loads
+constexpr double kPairCycles = 6;         // of eight columns of a product, for a team of one warp
+constexpr double kSplitCycles = 40;       // the same in fp32 out of TF32
+constexpr double kBlockCycles = 5.37e3;
+constexpr double kEndRate = 86.5;  // bytes of results per cycle and multiprocessor
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -76,12 +76,17 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
   // Instructions, and lines of memory that they touch.
   const double rounds = copies <= 16 ? 1.0 / (32 / copies) : std::ceil(copies / 32.0);
   const double copying = channels_last ? copies * channels / copy / 32 : channels * rounds;
-  const double touched =
-      channels_last ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.loader_warps)
-                    : channels * lines.lines() * std::max(line_copies * copy * shape.element_bytes / 128.0 + 0.5, 1.0);
+  // Elements between those that are read are passed over one by one.
+  const double gaps = !of_rows && shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1;
+  const double spread = gaps > 1 && copy == 1 ? 3 : 1;
+  const double line_bytes = static_cast<double>(line_copies) * copy * gaps * shape.element_bytes;
+  const double touched = channels_last
+                             ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.loader_warps)
+                             : channels * lines.lines() * std::max(line_bytes / 128.0 + 0.5, 1.0);
   WarpLoads loads;
-  loads.pipe = kLoadCycles * touched + kCopyCycles * copying + cells / 32 * (kArrangeCycles + 4.0 * (4 / vector - 1));
-  loads.instructions = copying * 3 + cells / 32 * (shape.element_bytes == 4 ? 11 : 14);
+  loads.pipe =
+      kLoadCycles * touched + kCopyCycles * spread * copying + cells / 32 * (kArrangeCycles + 4.0 * (4 / vector - 1));
+  loads.instructions = copying * 3 + cells / 32 * (shape.element_bytes == 4 ? 9 : 14);
   return loads;
 }
 

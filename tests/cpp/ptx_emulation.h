@@ -248,6 +248,7 @@ inline unsigned round_to_tf32(float value) {
   if ((bits & 0x7f800000U) == 0x7f800000U) return bits;
   return (bits + 0x1000U) & ~0x1fffU;
 }
+inline unsigned nearest_tf32(float value) { return round_to_tf32(value); }
 inline unsigned short round_to_f16(float value) { return tconv::cpu::to_float16(value).bits; }
 inline unsigned short round_to_bf16(float value) { return tconv::cpu::to_bfloat16(value).bits; }
 inline float widen_f16(unsigned short bits) { return tconv::cpu::to_float(tconv::cpu::Float16{bits}); }

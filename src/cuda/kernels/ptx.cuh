@@ -217,6 +217,17 @@ __device__ __forceinline__ unsigned round_to_tf32(float value) {
   return bits;
 }
 
+// The same by one instruction where there is one, which rounds ties to even.
+__device__ __forceinline__ unsigned nearest_tf32(float value) {
+#if __CUDA_ARCH__ >= 900
+  unsigned bits;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+#else
+  return round_to_tf32(value);
+#endif
+}
+
 __device__ __forceinline__ unsigned short round_to_f16(float value) {
   unsigned short bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));

@@ -101,27 +101,6 @@ struct StageStart {
   }
 };
 
-// Where the tensor cores see TF32, which for them is fp32 without its last thirteen bits: adds half of what they cut
-// off, so that values are rounded to nearest. Infinity and NaN, found in a sum, stay what they are.
-template <int kCount>
-__device__ __forceinline__ void round_words(unsigned (&words)[kCount]) {
-  if constexpr (kRoundsToTf32) {
-    constexpr unsigned kHalf = 0x1000;
-    const float infinity = __uint_as_float(0x7f800000u);
-    float sums[4] = {};
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sums[i % 4] += fabsf(__uint_as_float(words[i]));
-    if (!(sums[0] + sums[1] + (sums[2] + sums[3]) < infinity)) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if (!(fabsf(__uint_as_float(words[i])) < infinity)) words[i] -= kHalf;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) words[i] += kHalf;
-  }
-}
-
 // The pixels of one channel, out of vectors of neighbours, one vector for each part of the cell.
 template <int kWords>
 __device__ __forceinline__ Cell cell_of(const unsigned* words, int at) {
@@ -129,7 +108,8 @@ __device__ __forceinline__ Cell cell_of(const unsigned* words, int at) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     if constexpr (kShape.element_bytes == 4) {
-      cell.word[word] = words[word * kWords + at];
+      const unsigned bits = words[word * kWords + at];
+      cell.word[word] = kRoundsToTf32 ? ptx::nearest_tf32(__uint_as_float(bits)) : bits;
     } else {
       const unsigned low = words[2 * word * kWords + at / 2];
       const unsigned high = words[(2 * word + 1) * kWords + at / 2];
@@ -300,8 +280,7 @@ struct Side {
     }
   }
 
-  __device__ __forceinline__ void store(unsigned stage, int batch) {
-    round_words(words);
+  __device__ __forceinline__ void store(unsigned stage, int batch) const {
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
       const int chunk = chunk_of(batch, item);
@@ -342,7 +321,7 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ void store(unsigned stage, int batch) {
+  __device__ __forceinline__ void store(unsigned stage, int batch) const {
     if (batch < kShape.row_batches()) {
       rows.store(stage, batch);
     } else {

@@ -248,7 +248,6 @@ struct LineSide {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
           const unsigned target = stage + (cell + group * kLength * kNext) * 16;
-          round_words(words[i]);
 #pragma unroll
           for (int at = 0; at < kLength; ++at) {
             ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
