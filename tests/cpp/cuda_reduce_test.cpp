@@ -74,14 +74,17 @@ TEST_F(EmulatedReduce, Warpgroups) {
 }
 // Cuts with warps that only load, the best one or one from anywhere, whatever the planner prefers.
 TEST_F(EmulatedReduce, WarpsThatOnlyLoad) {
-  std::vector<Problem> problems = shapes();
-  problems.push_back(gradient(problems[4], DType::bf16));
+  const std::vector<Problem> all = shapes();
+  std::vector<Problem> problems;
+  for (const std::size_t i : {0U, 2U, 3U, 5U, 6U, 7U, 9U, 12U, 13U, 16U}) problems.push_back(all[i]);
+  problems.push_back(gradient(all[4], DType::bf16));
   problems.push_back(gradient(make(2, 40, 24, 1, {axis(6, 3, 1, 1), axis(16, 3, 1, 1)}), DType::f16));
-  problems.push_back(gradient(problems[1], DType::f32, Precision::strict));
-  for (const std::size_t i : {0U, 2U, 7U, 9U, 17U, 18U}) {
-    problems.push_back(problems[i]);
-    problems.back().input_strides = channels_last_strides(problems[i].input_sizes());
-    problems.back().output_strides = channels_last_strides(problems[i].output_sizes());
+  problems.push_back(gradient(all[1], DType::f32, Precision::strict));
+  for (const std::size_t i : {0U, 6U, 10U}) {
+    Problem problem = problems[i];
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    problems.push_back(problem);
   }
   const DeviceProperties device = test::gpu(90);
   for (const Problem& problem : problems) {
@@ -90,13 +93,13 @@ TEST_F(EmulatedReduce, WarpsThatOnlyLoad) {
     for (const ReduceCandidate& candidate : reduce_candidates(problem, device)) {
       if (candidate.shape.loader_warps > 0) divided.push_back(candidate);
     }
-    if (divided.empty()) continue;
+    if (divided.empty()) continue
     const auto any = static_cast<std::size_t>(random.between(0, static_cast<int>(divided.size()) - 1));
     const test::EmulatedCase data(problem, random);
     EXPECT_EQ(data.fails(propose_reduce(problem, device, divided[checked % 2 == 0 ? 0 : any])), "");
     ++checked;
   }
-  EXPECT_GT(checked, 20);
+  EXPECT_EQ(checked, static_cast<int>(problems.size()));
 }
 TEST_F(EmulatedReduce, StrictPrecision) {
   for (const std::size_t i : {1U, 10U}) check(gradient(shapes()[i], DType::f32, Precision::strict), 90);
