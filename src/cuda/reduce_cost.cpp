@@ -74,7 +74,8 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
   const int line_copies = (lines.length + elements - 1) / elements;
   const int copies = lines.lines() * line_copies;
   // Instructions, and lines of memory that they touch.
-  const double rounds = copies <= 16 ? 1.0 / (32 / copies) : std::ceil(copies / 32.0);
+  const int together = copies <= 16 ? 32 / copies : 1;  // channels
+  const double rounds = std::ceil(copies / 32.0) / together;
   const double copying = channels_last ? copies * channels / copy / 32 : channels * rounds;
   // Elements between those that are read are passed over one by one.
   const double gaps = !of_rows && shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1;
@@ -85,7 +86,7 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
                              : channels * lines.lines() * std::max(line_bytes / 128.0 + 0.5, 1.0);
   WarpLoads loads;
   loads.pipe =
-      kLoadCycles * touched + kCopyCycles * spread * copying + cells / 32 * (kArrangeCycles + 4.0 * (4 / vector - 1));
+      kLoadCycles * touched + kCopyCycles * spread * copying + cells / 32 * (kArrangeCycles + 4.0 * (4.0 / vector - 1));
   loads.instructions = copying * 3 + cells / 32 * (shape.element_bytes == 4 ? 9 : 14);
   return loads;
 }
