@@ -177,19 +177,3 @@ def pieces(problem: Problem, *, gpu: str, dtype: str, precision: str, bias: bool
 def general_pieces(dtype: str) -> dict[str, Piece]:
     """The pieces of a set for every layer."""
     return {direction: general_piece(direction, dtype) for direction in DIRECTIONS}
-
-
-def set_text(parts: list[str]) -> str:
-    """A whole set."""
-    return "\n".join([part("interface.h"), part("launch.cuh"), *parts, DISPATCH])
-
-
-def expand(text: str, files: dict[str, str]) -> str:
-    """The text with its files in place, once in each namespace that it opens itself."""
-    lines: list[str] = []
-    done: set[str] = set()
-    for line in text.splitlines():
-        if line.startswith("namespace ") and line.endswith("{"):
-            done = set()
-        lines.append(export_record.flatten(line, files, done))
-    return "\n".join(lines) + "\n"
