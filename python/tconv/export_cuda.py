@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,14 +72,21 @@ def recorded_piece(problem: Problem, direction: str, found: Record, most: int, *
         kernel, call = export_record.launch_text(launch, f"{namespace}_kernel", problem.batch, may_overlap=hopper)
         kernels.append(kernel)
         statements.append(call)
-    text = "\n\n".join(kernels) + (
-        f"\n\nint {direction}(const Tensors& tensors, const Layer& layer, void* stream) {{\n"
-        "  const long long batch = layer.batch;\n"
-        + "\n".join(statements)
-        + f"\n  return 0;\n}}\n\nlong long {direction}_workspace(const Layer&) {{ return {found.workspace_bytes}; }}\n"
-    )
-    if "batch" not in "\n".join(statements).replace("// batch", ""):
-        text = text.replace("  const long long batch = layer.batch;\n", "")
+    words = textwrap.fill(f"{direction}, {found.family}: {found.description}", 115)
+    uses_batch = any("batch" in line.split("//")[0] for call in statements for line in call.splitlines())
+    lines = [
+        textwrap.indent(words, "// "),
+        "\n\n".join(kernels),
+        "",
+        f"int {direction}(const Tensors& tensors, const Layer& layer, void* stream) {{",
+        *(["  const long long batch = layer.batch;"] if uses_batch else []),
+        *statements,
+        "  return 0;",
+        "}",
+        "",
+        f"long long {direction}_workspace(const Layer&) {{ return {found.workspace_bytes}; }}",
+    ]
+    text = "\n".join(lines) + "\n"
     return Piece(text, found.family, found.description, most)
 
 

@@ -187,13 +187,14 @@ def _layer_words(layer: FoundLayer, plan: dict[tuple[str, str], dict[str, Piece]
         "For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.\n"
     )
     shown: dict[str, list[str]] = {}
-    for (gpu, precision), found in plan.items():
-        place = "Hopper" if gpu == "hopper" else "8.0 and later"
-        place += f", {precision.upper() if precision == 'tf32' else precision}" if layer.dtype == "float32" else ""
-        for direction, piece in found.items():
-            line = f"{direction}: {piece.family} ({piece.description})"
-            if place not in shown.setdefault(line, []):
-                shown[line].append(place)
+    for direction in export_record.DIRECTIONS:
+        for (gpu, precision), found in plan.items():
+            place = "Hopper" if gpu == "hopper" else "8.0 and later"
+            place += f", {precision.upper() if precision == 'tf32' else precision}" if layer.dtype == "float32" else ""
+            piece = found[direction]
+            places = shown.setdefault(f"{direction}: {piece.family} ({piece.description})", [])
+            if place not in places:
+                places.append(place)
     for line, places in shown.items():
         text += _wrapped(f"{line} [{'; '.join(places)}]")
     return text
