@@ -22,21 +22,21 @@ Height: 2 phases, 1 with taps; width: 3 phases, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
     forward: tile (1 phases x 40 channels by 1x1x5x28 cells, depth 8x8 of 24x15, warpgroups 1x1x1 of 64x160, 240
         blocks (3 per multiprocessor), 62 KiB shared, weights packed) [Hopper, TF32]
+    forward: tile (1 phases x 16 channels by 1x1x2x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1800 blocks
+        (2 per multiprocessor), 30 KiB shared, weights packed) [Hopper, strict]
+    forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
+        (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
         blocks (2 per multiprocessor), 52 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 2x1x4 of 16x64, 512
+        blocks (1 per multiprocessor), 37 KiB shared, weights in place) [Hopper, strict]
+    grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
+        blocks (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_weight: reduce (64 out channels by 1x1x5 taps x 24 channels; 1x1x2x84 pixels at a time, warpgroups 1x1x1 of
         64x120 and 8 warps that load, vectors of 1 and 2, 44 parts, 132 blocks (1 per multiprocessor), 125 KiB
         shared) [Hopper, TF32]
-    forward: tile (1 phases x 16 channels by 1x1x2x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1800 blocks
-        (2 per multiprocessor), 30 KiB shared, weights packed) [Hopper, strict]
-    grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 2x1x4 of 16x64, 512
-        blocks (1 per multiprocessor), 37 KiB shared, weights in place) [Hopper, strict]
     grad_weight: reduce (16 out channels by 1x3x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of
         16x128, vectors of 1 and 2, 88 parts, 264 blocks (2 per multiprocessor), 55 KiB shared) [Hopper, strict]
-    forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
-        (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
-        blocks (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_weight: reduce (32 in channels by 1x1x5 taps x 40 channels; 1x1x4x16 pixels at a time, warps 2x1x1 of
         16x208, vectors of 4 and 1, 72 parts, 216 blocks (2 per multiprocessor), 45 KiB shared) [8.0 and later,
         TF32]
@@ -576,6 +576,8 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
+// forward, tile: 1 phases x 40 channels by 1x1x5x28 cells, depth 8x8 of 24x15, warpgroups 1x1x1 of 64x160, 240 blocks
+// (3 per multiprocessor), 62 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -709,6 +711,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 92160; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
+// grad_input, tile: 24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
+// blocks (2 per multiprocessor), 52 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -800,6 +804,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 76800; }
 """
 PIECES["grad_weight_hopper_tf32"] = r"""
+// grad_weight, reduce: 64 out channels by 1x1x5 taps x 24 channels; 1x1x2x84 pixels at a time, warpgroups 1x1x1 of
+// 64x120 and 8 warps that load, vectors of 1 and 2, 44 parts, 132 blocks (1 per multiprocessor), 125 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -896,6 +902,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 7987200; }
 """
 PIECES["forward_hopper_strict"] = r"""
+// forward, tile: 1 phases x 16 channels by 1x1x2x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1800 blocks (2
+// per multiprocessor), 30 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -989,6 +997,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 69120; }
 """
 PIECES["grad_input_hopper_strict"] = r"""
+// grad_input, tile: 24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 2x1x4 of 16x64, 512
+// blocks (1 per multiprocessor), 37 KiB shared, weights in place
 namespace grad_input_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1038,6 +1048,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_weight_hopper_strict"] = r"""
+// grad_weight, reduce: 16 out channels by 1x3x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of 16x128,
+// vectors of 1 and 2, 88 parts, 264 blocks (2 per multiprocessor), 55 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -1117,6 +1129,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 6488064; }
 """
 PIECES["forward_ampere_tf32"] = r"""
+// forward, tile: 1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks (2
+// per multiprocessor), 30 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1210,6 +1224,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 69120; }
 """
 PIECES["grad_input_ampere_tf32"] = r"""
+// grad_input, tile: 16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
+// blocks (2 per multiprocessor), 30 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1301,6 +1317,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 76800; }
 """
 PIECES["grad_weight_ampere_tf32"] = r"""
+// grad_weight, reduce: 32 in channels by 1x1x5 taps x 40 channels; 1x1x4x16 pixels at a time, warps 2x1x1 of 16x208,
+// vectors of 4 and 1, 72 parts, 216 blocks (2 per multiprocessor), 45 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -1380,6 +1398,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 5750784; }
 """
 PIECES["forward_ampere_strict"] = r"""
+// forward, tile: 1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks (2
+// per multiprocessor), 30 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1473,6 +1493,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 69120; }
 """
 PIECES["grad_input_ampere_strict"] = r"""
+// grad_input, tile: 16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
+// blocks (2 per multiprocessor), 30 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1564,6 +1586,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 76800; }
 """
 PIECES["grad_weight_ampere_strict"] = r"""
+// grad_weight, reduce: 16 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warps 1x1x1 of 16x128,
+// vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 35 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;

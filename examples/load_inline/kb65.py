@@ -22,21 +22,21 @@ Height: 1 phase, 1 with taps; width: 1 phase, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
     forward: tile (1 phases x 64 channels by 1x1x2x74 cells, depth 8x7 of 64x21, warpgroups 1x1x1 of 64x160, 14392
         blocks (3 per multiprocessor), 62 KiB shared, weights packed) [Hopper, TF32]
+    forward: tile (1 phases x 32 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 32x16, 34320 blocks
+        (2 per multiprocessor), 76 KiB shared, weights packed) [Hopper, strict]
+    forward: tile (1 phases x 16 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 16x16, 68640 blocks
+        (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_input: tile (64 channels by 1x1x1x128 cells, depth 8x7 of 64x21 in 1x1 planes, warpgroups 1x1x1 of 64x128,
         16384 blocks (3 per multiprocessor), 67 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (32 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 32x16, 32768
+        blocks (2 per multiprocessor), 77 KiB shared, weights packed) [Hopper, strict]
+    grad_input: tile (16 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 16x16, 65536
+        blocks (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x128 pixels at a time, warpgroups 1x1x1 of
         64x224 and 8 warps that load, vectors of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 109 KiB
         shared) [Hopper, TF32]
-    forward: tile (1 phases x 32 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 32x16, 34320 blocks
-        (2 per multiprocessor), 76 KiB shared, weights packed) [Hopper, strict]
-    grad_input: tile (32 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 32x16, 32768
-        blocks (2 per multiprocessor), 77 KiB shared, weights packed) [Hopper, strict]
     grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x256 pixels at a time, warps 4x2x1 of
         16x112, vectors of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 206 KiB shared) [Hopper, strict]
-    forward: tile (1 phases x 16 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 16x16, 68640 blocks
-        (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (16 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 16x16, 65536
-        blocks (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of
         32x112, vectors of 4 and 2, 36 parts, 216 blocks (2 per multiprocessor), 34 KiB shared) [8.0 and later,
         TF32]
@@ -576,6 +576,8 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
+// forward, tile: 1 phases x 64 channels by 1x1x2x74 cells, depth 8x7 of 64x21, warpgroups 1x1x1 of 64x160, 14392
+// blocks (3 per multiprocessor), 62 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -715,6 +717,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
+// grad_input, tile: 64 channels by 1x1x1x128 cells, depth 8x7 of 64x21 in 1x1 planes, warpgroups 1x1x1 of 64x128,
+// 16384 blocks (3 per multiprocessor), 67 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -848,6 +852,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_hopper_tf32"] = r"""
+// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x128 pixels at a time, warpgroups 1x1x1 of
+// 64x224 and 8 warps that load, vectors of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 109 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -953,6 +959,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 11354112; }
 """
 PIECES["forward_hopper_strict"] = r"""
+// forward, tile: 1 phases x 32 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 32x16, 34320 blocks (2
+// per multiprocessor), 76 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1050,6 +1058,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_input_hopper_strict"] = r"""
+// grad_input, tile: 32 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 32x16, 32768
+// blocks (2 per multiprocessor), 77 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1147,6 +1157,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_hopper_strict"] = r"""
+// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x256 pixels at a time, warps 4x2x1 of 16x112,
+// vectors of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 206 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -1227,6 +1239,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 7569408; }
 """
 PIECES["forward_ampere_tf32"] = r"""
+// forward, tile: 1 phases x 16 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 16x16, 68640 blocks (2
+// per multiprocessor), 45 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1324,6 +1338,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_input_ampere_tf32"] = r"""
+// grad_input, tile: 16 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 16x16, 65536
+// blocks (2 per multiprocessor), 45 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1421,6 +1437,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_ampere_tf32"] = r"""
+// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of 32x112,
+// vectors of 4 and 2, 36 parts, 216 blocks (2 per multiprocessor), 34 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -1500,6 +1518,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 12386304; }
 """
 PIECES["forward_ampere_strict"] = r"""
+// forward, tile: 1 phases x 16 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 16x16, 68640 blocks (2
+// per multiprocessor), 45 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1597,6 +1617,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_input_ampere_strict"] = r"""
+// grad_input, tile: 16 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 16x16, 65536
+// blocks (2 per multiprocessor), 45 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1694,6 +1716,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_ampere_strict"] = r"""
+// grad_weight, reduce: 64 in channels by 1x1x7 taps x 16 channels; 1x1x1x64 pixels at a time, warps 4x1x1 of 16x112,
+// vectors of 4 and 2, 18 parts, 216 blocks (2 per multiprocessor), 47 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;

@@ -22,26 +22,26 @@ Height: 1 phase, 1 with taps; width: 1 phase, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
     forward: tile (1 phases x 64 channels by 1x1x3x52 cells, depth 8x8 of 64x15, warpgroups 1x1x1 of 64x168, 28160
         blocks (3 per multiprocessor), 65 KiB shared, weights packed) [Hopper, TF32]
+    forward: tile (1 phases x 64 channels by 1x1x4x16 cells, depth 8x15 of 64x15, warps 4x2x1 of 16x32, 71808 blocks
+        (2 per multiprocessor), 97 KiB shared, weights packed) [Hopper, strict]
+    forward: tile (1 phases x 16 channels by 1x1x8x16 cells, depth 8x15 of 64x15, warps 1x8x1 of 16x16, 147968
+        blocks (2 per multiprocessor), 35 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_input: tile (64 channels by 1x1x5x32 cells, depth 8x8 of 128x15 in 1x1 planes, warpgroups 1x1x1 of 64x176,
         13312 blocks (3 per multiprocessor), 63 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (32 channels by 1x1x4x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 32x16, 32768
+        blocks (2 per multiprocessor), 58 KiB shared, weights packed) [Hopper, strict]
+    grad_input: tile (16 channels by 1x1x8x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x32, 32768
+        blocks (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32]
+    grad_input: tile (16 channels by 1x1x8x16 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x16, 65536
+        blocks (2 per multiprocessor), 35 KiB shared, weights packed) [8.0 and later, strict]
     grad_weight: reduce (64 in channels by 1x3x5 taps x 16 channels; 1x1x2x64 pixels at a time, warpgroups 1x1x1 of
         64x240 and 8 warps that load, vectors of 4 and 4, 33 parts, 264 blocks (1 per multiprocessor), 116 KiB
         shared) [Hopper, TF32]
-    forward: tile (1 phases x 64 channels by 1x1x4x16 cells, depth 8x15 of 64x15, warps 4x2x1 of 16x32, 71808 blocks
-        (2 per multiprocessor), 97 KiB shared, weights packed) [Hopper, strict]
-    grad_input: tile (32 channels by 1x1x4x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 32x16, 32768
-        blocks (2 per multiprocessor), 58 KiB shared, weights packed) [Hopper, strict]
     grad_weight: reduce (64 in channels by 1x1x5 taps x 32 channels; 1x1x1x128 pixels at a time, warps 4x1x1 of
         16x160, vectors of 4 and 4, 22 parts, 264 blocks (2 per multiprocessor), 108 KiB shared) [Hopper, strict]
-    forward: tile (1 phases x 16 channels by 1x1x8x16 cells, depth 8x15 of 64x15, warps 1x8x1 of 16x16, 147968
-        blocks (2 per multiprocessor), 35 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (16 channels by 1x1x8x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x32, 32768
-        blocks (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32]
     grad_weight: reduce (64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of
         32x80, vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 34 KiB shared) [8.0 and later, TF32;
         8.0 and later, strict]
-    grad_input: tile (16 channels by 1x1x8x16 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x16, 65536
-        blocks (2 per multiprocessor), 35 KiB shared, weights packed) [8.0 and later, strict]
 """
 
 import functools
@@ -575,6 +575,8 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
+// forward, tile: 1 phases x 64 channels by 1x1x3x52 cells, depth 8x8 of 64x15, warpgroups 1x1x1 of 64x168, 28160
+// blocks (3 per multiprocessor), 65 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -706,6 +708,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
+// grad_input, tile: 64 channels by 1x1x5x32 cells, depth 8x8 of 128x15 in 1x1 planes, warpgroups 1x1x1 of 64x176,
+// 13312 blocks (3 per multiprocessor), 63 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -841,6 +845,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_weight_hopper_tf32"] = r"""
+// grad_weight, reduce: 64 in channels by 1x3x5 taps x 16 channels; 1x1x2x64 pixels at a time, warpgroups 1x1x1 of
+// 64x240 and 8 warps that load, vectors of 4 and 4, 33 parts, 264 blocks (1 per multiprocessor), 116 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -932,6 +938,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 16220160; }
 """
 PIECES["forward_hopper_strict"] = r"""
+// forward, tile: 1 phases x 64 channels by 1x1x4x16 cells, depth 8x15 of 64x15, warps 4x2x1 of 16x32, 71808 blocks (2
+// per multiprocessor), 97 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1025,6 +1033,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_input_hopper_strict"] = r"""
+// grad_input, tile: 32 channels by 1x1x4x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 32x16, 32768
+// blocks (2 per multiprocessor), 58 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1116,6 +1126,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_weight_hopper_strict"] = r"""
+// grad_weight, reduce: 64 in channels by 1x1x5 taps x 32 channels; 1x1x1x128 pixels at a time, warps 4x1x1 of 16x160,
+// vectors of 4 and 4, 22 parts, 264 blocks (2 per multiprocessor), 108 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -1195,6 +1207,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 10813440; }
 """
 PIECES["forward_ampere_tf32"] = r"""
+// forward, tile: 1 phases x 16 channels by 1x1x8x16 cells, depth 8x15 of 64x15, warps 1x8x1 of 16x16, 147968 blocks
+// (2 per multiprocessor), 35 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1286,6 +1300,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_input_ampere_tf32"] = r"""
+// grad_input, tile: 16 channels by 1x1x8x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x32, 32768
+// blocks (2 per multiprocessor), 45 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1377,6 +1393,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_weight_ampere_tf32"] = r"""
+// grad_weight, reduce: 64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of 32x80,
+// vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 34 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -1456,6 +1474,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 13271040; }
 """
 PIECES["forward_ampere_strict"] = r"""
+// forward, tile: 1 phases x 16 channels by 1x1x8x16 cells, depth 8x15 of 64x15, warps 1x8x1 of 16x16, 147968 blocks
+// (2 per multiprocessor), 35 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1547,6 +1567,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_input_ampere_strict"] = r"""
+// grad_input, tile: 16 channels by 1x1x8x16 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x16, 65536
+// blocks (2 per multiprocessor), 35 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1638,6 +1660,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_weight_ampere_strict"] = r"""
+// grad_weight, reduce: 64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of 32x80,
+// vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 34 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;

@@ -23,23 +23,23 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     forward: direct (cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 8
         channels; 128 threads (channels 2, phases 1, sums 1), 38880 bytes shared, 2 blocks per multiprocessor, grid
         8256) [Hopper, TF32; Hopper, strict]
-    grad_input: tile (8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
-        blocks (3 per multiprocessor), 48 KiB shared, weights packed) [Hopper, TF32]
-    grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x4x32 pixels at a time, warps 1x1x3 of
-        16x80, vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 105 KiB shared) [Hopper, TF32;
-        Hopper, strict]
-    grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
-        blocks (3 per multiprocessor), 35 KiB shared, weights packed) [Hopper, strict]
     forward: direct (cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 4
         channels; 256 threads (channels 4, phases 1, sums 1), 45024 bytes shared, 2 blocks per multiprocessor, grid
         8256) [8.0 and later, TF32; 8.0 and later, strict]
+    grad_input: tile (8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
+        blocks (3 per multiprocessor), 48 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
+        blocks (3 per multiprocessor), 35 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
         blocks (2 per multiprocessor), 35 KiB shared, weights in place) [8.0 and later, TF32]
+    grad_input: tile (8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
+        blocks (1 per multiprocessor), 74 KiB shared, weights packed) [8.0 and later, strict]
+    grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x4x32 pixels at a time, warps 1x1x3 of
+        16x80, vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 105 KiB shared) [Hopper, TF32;
+        Hopper, strict]
     grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x2x16 pixels at a time, warps 1x1x3 of
         16x80, vectors of 4 and 2, 54 parts, 216 blocks (2 per multiprocessor), 38 KiB shared) [8.0 and later, TF32;
         8.0 and later, strict]
-    grad_input: tile (8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
-        blocks (1 per multiprocessor), 74 KiB shared, weights packed) [8.0 and later, strict]
 """
 
 import functools
@@ -573,6 +573,8 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
+// forward, direct: cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 8
+// channels; 128 threads (channels 2, phases 1, sums 1), 38880 bytes shared, 2 blocks per multiprocessor, grid 8256
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using DirectType = F32;
@@ -633,6 +635,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
+// grad_input, tile: 8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
+// blocks (3 per multiprocessor), 48 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -724,6 +728,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 61440; }
 """
 PIECES["grad_weight_hopper_tf32"] = r"""
+// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x4x32 pixels at a time, warps 1x1x3 of 16x80,
+// vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 105 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -804,6 +810,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 4055040; }
 """
 PIECES["grad_input_hopper_strict"] = r"""
+// grad_input, tile: 8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
+// blocks (3 per multiprocessor), 35 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -895,6 +903,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 61440; }
 """
 PIECES["forward_ampere_tf32"] = r"""
+// forward, direct: cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 4
+// channels; 256 threads (channels 4, phases 1, sums 1), 45024 bytes shared, 2 blocks per multiprocessor, grid 8256
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using DirectType = F32;
@@ -955,6 +965,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_input_ampere_tf32"] = r"""
+// grad_input, tile: 8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
+// blocks (2 per multiprocessor), 35 KiB shared, weights in place
 namespace grad_input_kernel {
 #include "tile_params.cuh"
 using Element = float;
@@ -1004,6 +1016,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_weight_ampere_tf32"] = r"""
+// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x2x16 pixels at a time, warps 1x1x3 of 16x80,
+// vectors of 4 and 2, 54 parts, 216 blocks (2 per multiprocessor), 38 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
@@ -1083,6 +1097,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 3317760; }
 """
 PIECES["grad_input_ampere_strict"] = r"""
+// grad_input, tile: 8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
+// blocks (1 per multiprocessor), 74 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import tconv
-from exported_emulation import load_emulated, load_exported
+from exported_emulation import ROOT, load_emulated, load_exported
 from tconv import export_record, exporter
 from tconv.cli import main
 from tconv.export_model import ExportError, model_of_file, model_of_module, rewritten_source
@@ -445,3 +445,28 @@ def test_long_lines_are_broken_and_mean_the_same():
     assert text.replace(" \\\n    ", " ").count(numbers) == 1
     assert "".join(text.replace('"\n    "', "").split()).count("".join(numbers.split())) == 2
     assert exporter.raw("x") == 'r"""\nx\n"""\n'
+
+
+# --- Examples --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["asymmetric", "kb65", "kb69", "kb75", "kb75_bias"])
+def test_examples_have_the_parameters_of_pytorch(name):
+    module = load_exported(ROOT / "examples" / "load_inline" / f"{name}.py")
+    torch.manual_seed(1)
+    new = module.ModelNew(*module.get_init_inputs())
+    layer = next(child for child in new.modules() if isinstance(child, module.ConvTransposeNd))
+    torch.manual_seed(1)
+    old = getattr(nn, f"ConvTranspose{layer.rank}d")(
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel_size,
+        *(layer.stride, layer.padding, layer.output_padding, layer.groups),
+        bias=name in ("asymmetric", "kb75_bias"),
+        dilation=layer.dilation,
+    )
+    assert list(layer.state_dict()) == list(old.state_dict())
+    assert all(torch.equal(value, old.state_dict()[key]) for key, value in layer.state_dict().items())
+    call = module.call_of(module.get_inputs()[0].shape, layer.weight.shape, *geometry(layer))
+    assert call.made_for is module.LAYERS[0]
+    assert call.made_for["bias"] == (layer.bias is not None)
