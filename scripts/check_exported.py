@@ -23,8 +23,12 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NVRTC = {"11.7": "nvidia-cuda-nvrtc-cu11==11.7.99", "11.8": "nvidia-cuda-nvrtc-cu11==11.8.89"}
 PYTORCH = {"1.13.1": "c++14", "2.0.0": "c++17"}  # and the standard that their load_inline asks for
@@ -140,29 +144,34 @@ def main() -> int:
         unpacked = download(f"torch=={version}", options.folder, "torch/include/", *old)
         headers[unpacked / "torch/include"] = ("PyTorch " + version, standard)
 
-    jobs = []
+    jobs = {}  # by what is compiled: files share some of their sets
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
+
+        def add(name: str, key: tuple[str, ...], function: Callable[..., str], *arguments: Any) -> None:
+            if key not in jobs:
+                jobs[key] = (name, pool.submit(function, *arguments))
+
         for path in options.files:
             module = load(path)
             folder = Path(scratch) / path.stem
             folder.mkdir()
             for gpu, pieces in sets_of(module):
+                name = f"{path.name}: {gpu} {', '.join(pieces)}"
                 if shutil.which("nvcc"):
-                    job = pool.submit(nvcc_complaint, module, gpu, pieces, folder)
-                    jobs.append((f"{path.name}: {gpu} {pieces[0]} nvcc", job))
+                    key = ("nvcc", gpu, text_of(module, pieces))
+                    add(f"{name}: nvcc", key, nvcc_complaint, module, gpu, pieces, folder)
                 if gpu == "hopper":
                     continue  # CUDA 12 and later
                 launch, module.FILES["launch.cuh"] = module.FILES["launch.cuh"], DEVICE_ONLY
                 text = text_of(module, pieces)
                 module.FILES["launch.cuh"] = launch
                 for version, compiler in compilers.items():
-                    jobs.append(
-                        (f"{path.name}: {gpu} {pieces[0]} NVRTC {version}", pool.submit(compiler.complaint, text))
-                    )
+                    add(f"{name}: NVRTC {version}", (version, text), compiler.complaint, text)
             for found, (name, standard) in headers.items():
-                jobs.append((f"{path.name}: {name}", pool.submit(host_complaint, module, found, standard, folder)))
+                key = (name, module.expand(module.HOST))
+                add(f"{path.name}: {name}", key, host_complaint, module, found, standard, folder)
         failed = 0
-        for name, job in jobs:
+        for name, job in jobs.values():
             complaint = job.result()
             failed += bool(complaint)
             print(f"{'FAILED' if complaint else 'ok'}  {name}", flush=True)
