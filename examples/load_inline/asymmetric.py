@@ -20,14 +20,14 @@ the bias is the sum of dy.
 The layer: n8 c24->40 i48x80 k3x5 s2x3 p1x2 op1x2 d2x3 with bias, float32; output [98, 248].
 Height: 2 phases, 1 with taps; width: 3 phases, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
-    forward: tile (1 phases x 40 channels by 1x1x5x28 cells, depth 8x8 of 24x15, warpgroups 1x1x1 of 64x160, 240
-        blocks (3 per multiprocessor), 62 KiB shared, weights packed) [Hopper, TF32]
+    forward: tile (1 phases x 40 channels by 1x1x5x21 cells, depth 8x8 of 24x15, streams to warpgroups 1x1x1 of
+        40x128, 320 blocks (3 per multiprocessor), 58 KiB shared, weights packed) [Hopper, TF32]
     forward: tile (1 phases x 16 channels by 1x1x2x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1800 blocks
         (2 per multiprocessor), 30 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
         (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
-        blocks (2 per multiprocessor), 52 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (24 channels by 1x1x8x16 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x1x1
+        of 24x128, 240 blocks (2 per multiprocessor), 106 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 2x1x4 of 16x64, 512
         blocks (1 per multiprocessor), 37 KiB shared, weights in place) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
@@ -576,39 +576,28 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
-// forward, tile: 1 phases x 40 channels by 1x1x5x28 cells, depth 8x8 of 24x15, warpgroups 1x1x1 of 64x160, 240 blocks
-// (3 per multiprocessor), 62 KiB shared, weights packed
+// forward, tile: 1 phases x 40 channels by 1x1x5x21 cells, depth 8x8 of 24x15, streams to warpgroups 1x1x1 of 40x128,
+// 320 blocks (3 per multiprocessor), 58 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 28}, 40, true, 1, 20, 1, 1, 1, 1,
-    2, 8, 2, true, 3, true, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 21}, 40, true, true, 40, 4, -1,
+    3, 4, 1, 16, 1, 1, 1, 1, 2, 8, 0, true, 3, true, false, true, false};
+__device__ constexpr int kFixedBackCells[] = {240, 236, 232, 228, 224, 128, 124, 120, 116, 112, 16, 12, 8, 4, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
+__constant__ int kBackCells[] = {240, 236, 232, 228, 224, 128, 124, 120, 116, 112, 16, 12, 8, 4, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, %80, %81, p, 1, 1; }"
+__device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, {%20, %21, %22, %23}, %24, "
+    "p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-    "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
- : "l"(a), "l"(b));
+    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
@@ -621,34 +610,23 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 28}, 40, true, 1, 20, 1, 1, 1, 1,
-    2, 8, 2, true, 3, true, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 21}, 40, true, true, 40, 4, -1,
+    3, 4, 1, 16, 1, 1, 1, 1, 2, 8, 0, true, 3, true, false, true, false};
+__device__ constexpr int kFixedBackCells[] = {240, 236, 232, 228, 224, 128, 124, 120, 116, 112, 16, 12, 8, 4, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
+__constant__ int kBackCells[] = {240, 236, 232, 228, 224, 128, 124, 120, 116, 112, 16, 12, 8, 4, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, %80, %81, p, 1, 1; }"
+__device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, {%20, %21, %22, %23}, %24, "
+    "p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-    "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
- : "l"(a), "l"(b));
+    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-#include "tile_sm90.cuh"
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
@@ -671,7 +649,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 10, 3},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 10, 4},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -696,34 +674,43 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 10, 3},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 10, 4},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 30), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 128, 63512,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 40), 1, 1);
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 60272,
                              false, stream, params);
     if (error != 0) return error;
   }
   return 0;
 }
 
-long long forward_workspace(const Layer&) { return 92160; }
+long long forward_workspace(const Layer&) { return 57600; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
-// blocks (2 per multiprocessor), 52 KiB shared, weights packed
+// grad_input, tile: 24 channels by 1x1x8x16 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x1x1 of
+// 24x128, 240 blocks (2 per multiprocessor), 106 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, 2, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
-__device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
-__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
-__constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
+    1, 1}, {1, 1, 8, 16}, 24, true, true, 24, 4, 2, 2, 3, 1, 16, 1, 1, 1, 1, 2, 15, 0, true, 2, true, false, true,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 480, 492, 504, 516, 528, 960, 972, 984, 996, 1008,
+    };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 480, 492, 504, 516, 528, 960, 972, 984, 996, 1008, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+__device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
@@ -735,13 +722,22 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, 2, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
-__device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
-__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
-__constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
+    1, 1}, {1, 1, 8, 16}, 24, true, true, 24, 4, 2, 2, 3, 1, 16, 1, 1, 1, 1, 2, 15, 0, true, 2, true, false, true,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 480, 492, 504, 516, 528, 960, 972, 984, 996, 1008,
+    };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 480, 492, 504, 516, 528, 960, 972, 984, 996, 1008, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-#include "tile.cuh"
+__device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
@@ -764,7 +760,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 6, 5},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -789,12 +785,12 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 6, 5},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 64), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 53760,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 30), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 108880,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -909,8 +905,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 16, false, 1, 4, 1, 2, 4, 1,
-    2, 15, 3, true, 2, true, false, false, false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
@@ -927,8 +923,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 16, false, 1, 4, 1, 2, 4, 1,
-    2, 15, 3, true, 2, true, false, false, false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
@@ -1004,7 +1000,8 @@ namespace grad_input_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, 1, 8, 2, 1, 4, 1, 2, 15, 3, true, 1, false, false, false, false};
+    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 1, 8, 2, 1, 4, 1, 2, 15, 3, true, 1, false, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
@@ -1136,8 +1133,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, 1, 4, 1, 2, 4, 1,
-    2, 15, 3, true, 2, true, false, false, false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1154,8 +1151,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, 1, 4, 1, 2, 4, 1,
-    2, 15, 3, true, 2, true, false, false, false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1231,7 +1228,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1248,7 +1246,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1405,8 +1404,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, 1, 4, 1, 2, 4, 1,
-    2, 15, 3, true, 2, true, false, false, false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1423,8 +1422,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, 1, 4, 1, 2, 4, 1,
-    2, 15, 3, true, 2, true, false, false, false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1500,7 +1499,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1517,7 +1517,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -2570,6 +2571,19 @@ __device__ __forceinline__ void copy_16_async(unsigned shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// Bytes (4, 8 or 16, both addresses aligned to them) or zeros.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global, bool wanted) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
+                 "r"(wanted ? kBytes : 0)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>  // groups of copies that may still be under way
 __device__ __forceinline__ void wait_for_copies() {
@@ -2619,6 +2633,17 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ unsigned load_shared_32(unsigned address) {
+  unsigned word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+__device__ __forceinline__ unsigned load_shared_16(unsigned address) {
+  unsigned short bits;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");
+  return bits;
+}
+
 // The same place of the shared memory of another block of the cluster.
 __device__ __forceinline__ float load_from_block(unsigned address, int rank) {
   unsigned remote;
@@ -2642,6 +2667,13 @@ __device__ __forceinline__ void publish_barriers() {
 }
 __device__ __forceinline__ void expect_bytes(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives once all copies have come that this thread has asked for with copy_async.
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void wait_barrier(unsigned barrier, int parity) {
   unsigned done = 0;
@@ -2688,7 +2720,16 @@ __device__ __forceinline__ void take_registers() {
 
 __device__ __forceinline__ void fence_warpgroup() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_warpgroup() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_warpgroup() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kPending = 0>  // groups of products that may still be under way
+__device__ __forceinline__ void wait_for_warpgroup() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// A barrier of the block's first threads alone.
+template <int kThreads>
+__device__ __forceinline__ void sync_first_threads() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
 
 // The nearest TF32 value, ties away from zero, as cuDNN rounds.
 __device__ __forceinline__ unsigned round_to_tf32(float value) {
@@ -3754,6 +3795,7 @@ FILES["tile_block.cuh"] = r"""
 #include "tile_bulk.cuh"
 #include "tile_load.cuh"
 #include "tile_load_gradient.cuh"
+#include "tile_place.cuh"
 
 template <bool kPacked, bool kBulk, bool kGradient>
 struct WeightLoader {
@@ -3772,40 +3814,6 @@ struct WeightLoader<false, false, true> {
   using Type = GradientWeights;
 };
 using Weights = WeightLoader<kShape.packed, kShape.bulk_weights(), kShape.gradient>::Type;
-
-// What a block computes: a block row (rows and weights), a box of cells, and its rank among those that share the sum.
-struct BlockPlace {
-  int block_row;
-  int cells;
-  int rank;
-};
-
-__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
-  const int rank = blockIdx.x % kShape.depth_blocks;
-  const int index = blockIdx.x / kShape.depth_blocks;
-  if constexpr (kShape.skips_backs()) {
-    // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
-    // the end.
-    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
-    const int outer = index / params.channel_blocks;
-    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
-  } else {
-    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
-                                 params.residue_blocks[2] * params.channel_blocks;
-    return {index % block_rows_count, index / block_rows_count, rank};
-  }
-}
-
-__device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
-  BlockCells cells;
-#pragma unroll
-  for (int dimension = 3; dimension >= 0; --dimension) {
-    const int tile = index % params.tiles[dimension];
-    index /= params.tiles[dimension];
-    cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
-  }
-  return cells;
-}
 
 // Makes this thread's stores to a stage, of input and weights, visible to whoever multiplies it.
 __device__ __forceinline__ void publish_stage() {
@@ -4002,6 +4010,7 @@ FILES["tile_load.cuh"] = r"""
 // memory after it, so that their latency hides behind the multiplication.
 
 #include "tile_element.cuh"
+#include "tile_place.cuh"
 #include "tile_weights.cuh"
 
 constexpr int kThreads = kShape.threads();
@@ -4013,11 +4022,6 @@ constexpr unsigned kOutside = ~0u;  // an offset of nothing
 __device__ __forceinline__ const Element* at(const Element* pointer, unsigned bytes) {
   return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
 }
-
-// Which cells of the problem a block computes.
-struct BlockCells {
-  int first[4];  // sample, then the first cell (q) along depth, height, width
-};
 
 // Along an axis of a patch, an index over what is read: its plane and its cell. Planes vary faster, as in memory.
 __device__ __forceinline__ int plane_of(int axis, int index) { return index % kShape.planes[axis]; }
@@ -4535,6 +4539,9 @@ FILES["tile_params.cuh"] = r"""
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
 enum class TileMath : int { tf32, f16, bf16, fp32x3 };
 
+// Threads of a streaming block that only load: three warps the input, one the weights.
+constexpr int kStreamThreads = 128;
+
 struct TileShape {
   TileMath math;
   int element_bytes;
@@ -4570,6 +4577,15 @@ struct TileShape {
 
   // Who multiplies: teams of one warp (mma.sync, tiles of 16 rows) or of four (wgmma, tiles of 64 rows).
   bool warpgroup;
+  // Warpgroups that take cells as the 64 rows of wgmma, from the input as it lies in memory, which warps of their own
+  // copy to shared memory some chunks ahead (tile_stream.cuh). Row tiles have `row_unit` rows then.
+  bool streams;
+  int row_unit;
+  int granule;      // elements of one copy of the input
+  int lead;         // elements by which the copies of a row begin before the box; -1: that differs
+  int input_ring;   // chunks of input in shared memory
+  int weight_ring;  // stages of weights
+
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
   int row_teams;
@@ -4644,13 +4660,14 @@ struct TileShape {
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
-  constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
+  constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
-  constexpr int threads() const { return team_threads() * teams(); }
+  constexpr int multiplying_threads() const { return team_threads() * teams(); }
+  constexpr int threads() const { return multiplying_threads() + (streams ? kStreamThreads : 0); }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
@@ -4658,8 +4675,8 @@ struct TileShape {
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
-                     : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
+                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
@@ -4674,7 +4691,47 @@ struct TileShape {
     const int cells_of_slab = all_planes() * plane_pitch();
     return input_channels_last ? (cells_of_slab + 7) / 8 * 8 + 8 / slabs : cells_of_slab;
   }
-  constexpr int input_stage_bytes() const { return slabs * slab_pitch() * 16; }
+  constexpr int input_stage_bytes() const {
+    if (!streams) return slabs * slab_pitch() * 16;
+    return input_channels_last ? box_rows() * box(2) * cell_pitch() : chunk_channels() * channel_pitch();
+  }
+
+  // Streams: a chunk of input as it lies in memory, a box of elements for each channel, or of cells with their
+  // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
+  // different banks.
+  constexpr int box(int axis) const {
+    return gradient ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 : patch(1 + axis);
+  }
+  constexpr int box_rows() const { return tile[0] * box(0) * box(1); }
+  // A gradient's cells lie `stride` elements apart, for large strides on a few banks only: there the residues of a row
+  // lie in planes of their own, at the price of copies of one element.
+  constexpr bool splits_rows() const {
+    return streams && gradient && !input_channels_last && element_bytes == 4 && stride[2] % 4 == 0;
+  }
+  constexpr int plane_length() const { return (box(2) + stride[2] - 1) / stride[2]; }
+  // Elements from the start of a row to its element `index`, and from one cell to the next.
+  constexpr int row_place(int index) const {
+    return splits_rows() ? index % stride[2] * plane_length() + index / stride[2] : index;
+  }
+  constexpr int cell_step(int axis) const { return splits_rows() && axis == 2 ? 1 : input_step(axis); }
+  constexpr int row_pitch() const {
+    if (splits_rows()) return stride[2] * plane_length();
+    return (box(2) + (lead >= 0 ? lead : granule - 1) + granule - 1) / granule * granule;
+  }
+  constexpr int copy_places() const {
+    return box_rows() * (input_channels_last ? slabs * box(2) : splits_rows() ? box(2) : row_pitch() / granule);
+  }
+  constexpr int channel_pitch() const {
+    const int words = (box_rows() * row_pitch() * element_bytes + 3) / 4;
+    return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
+  }
+  constexpr int cell_pitch() const { return chunk_channels() * element_bytes + 16; }
+  // Bytes from one cell to the next along an axis of the box.
+  constexpr int box_step(int axis) const {
+    const int along = input_channels_last ? cell_pitch() : element_bytes;
+    const int row = input_channels_last ? box(2) : row_pitch();
+    return along * (axis == 2 ? 1 : axis == 1 ? row : row * box(1));
+  }
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
   // cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed; }
@@ -4684,8 +4741,9 @@ struct TileShape {
   }
   constexpr int weight_back_pitch() const { return slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0); }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
-  constexpr int input_stages() const { return block_chunks() > 1 ? 2 : 1; }
+  constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
+    if (streams) return weight_ring;
     const int most = packed ? 3 : 2;
     const int steps = block_chunks() * stages_per_chunk();
     return steps < most ? steps : most;
@@ -4697,7 +4755,9 @@ struct TileShape {
   // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
   // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
   // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
-  constexpr int staged_pitch() const { return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : 8); }
+  constexpr int staged_pitch() const {
+    return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
+  }
   constexpr int staged_slot_pitch(int pass) const {
     const int apart = 32 / slots[2] / 2 * 2;
     return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
@@ -4718,7 +4778,10 @@ struct TileShape {
     const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
-  constexpr int shared_bytes() const { return barrier_offset() + (bulk_weights() ? 8 * weight_stages() : 0); }
+  constexpr int barriers() const {
+    return streams ? 2 * (input_ring + weight_ring) : bulk_weights() ? weight_stages() : 0;
+  }
+  constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
   constexpr int packed_tail_bytes() const {
     return bulk_weights() || all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes();
@@ -4768,11 +4831,49 @@ struct TileParams {
   int channel_blocks;  // blocks along the output channels of a group
 };
 """
-FILES["tile_sm90.cuh"] = r"""
-// Tensor-core tiles for sm_90a: wgmma on the tile format. The config is tile.cuh's, and multiply().
-#include "tile_warpgroup.cuh"
+FILES["tile_place.cuh"] = r"""
+// Which part of the problem a block computes.
 
-#include "tile_block.cuh"
+#include "tile_weights.cuh"
+
+// Which cells of the problem a block computes.
+struct BlockCells {
+  int first[4];  // sample, then the first cell (q) along depth, height, width
+};
+
+// What a block computes: a block row (rows and weights), a box of cells, and its rank among those that share the sum.
+struct BlockPlace {
+  int block_row;
+  int cells;
+  int rank;
+};
+
+__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
+  const int rank = blockIdx.x % kShape.depth_blocks;
+  const int index = blockIdx.x / kShape.depth_blocks;
+  if constexpr (kShape.skips_backs()) {
+    // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
+    // the end.
+    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const int outer = index / params.channel_blocks;
+    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
+  } else {
+    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
+                                 params.residue_blocks[2] * params.channel_blocks;
+    return {index % block_rows_count, index / block_rows_count, rank};
+  }
+}
+
+__device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
+  BlockCells cells;
+#pragma unroll
+  for (int dimension = 3; dimension >= 0; --dimension) {
+    const int tile = index % params.tiles[dimension];
+    index /= params.tiles[dimension];
+    cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
+  }
+  return cells;
+}
 """
 FILES["tile_store.cuh"] = r"""
 // From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
@@ -4835,34 +4936,61 @@ __device__ __forceinline__ OutputSite output_site(const TileParams& params, cons
   return site;
 }
 
-// Accumulators of one pass into the staged matrix, the bias with them.
-__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const TeamTile& tile,
-                                           int pass, bool first, bool with_bias, float* staged) {
+// A pair of sums in the staged matrix, neighbours along the columns.
+__device__ __forceinline__ void stage_pair(float left, float right, bool first, float* pair) {
+  if (!first) {
+    left += pair[0];
+    right += pair[1];
+  }
+  if constexpr (kPitch % 2 == 0) {
+    *reinterpret_cast<float2*>(pair) = {left, right};
+  } else {
+    pair[0] = left;
+    pair[1] = right;
+  }
+}
+
+// Accumulators of one pass into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
+// cells are the rows of the products, cells of two rows.
+template <typename Team>
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int pass,
+                                           bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
+  const auto bias = [&](int channel) {
+    return first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+  };
+  if constexpr (kShape.streams) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+    for (int j = 0; j < Team::kOctets; ++j) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = tile.row(i) + half * 8 + lane / 4;
-      const int slot = row / kShape.block_channels;
-      const int channel = row % kShape.block_channels - pass * kPass;
-      if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
-      const float bias = first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
-      float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
+      for (int side = 0; side < 2; ++side) {
+        const int row = j * 8 + lane % 4 * 2 + side;
+        const int slot = row / kShape.block_channels;
+        const int channel = row % kShape.block_channels - pass * kPass;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const float add = bias(channel);
+        float* line = staged + slot * kSlotPitch + channel * kPitch + tile.column(0);
 #pragma unroll
-      for (int j = 0; j < kColumnTiles; ++j) {
-        float left = tile.sum[i][j][half * 2] + bias;
-        float right = tile.sum[i][j][half * 2 + 1] + bias;
-        float* pair = line + j * 8;
-        if (!first) {
-          left += pair[0];
-          right += pair[1];
+        for (int i = 0; i < Team::kCellTiles; ++i) {
+          line[i * 64] = tile.octet(i, j)[side] + add;
+          line[i * 64 + 8] = tile.octet(i, j)[2 + side] + add;
         }
-        if constexpr (kPitch % 2 == 0) {
-          *reinterpret_cast<float2*>(pair) = {left, right};
-        } else {
-          pair[0] = left;
-          pair[1] = right;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = tile.row(i) + half * 8 + lane / 4;
+        const int slot = row / kShape.block_channels;
+        const int channel = row % kShape.block_channels - pass * kPass;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const float add = bias(channel);
+        float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kColumnTiles; ++j) {
+          stage_pair(tile.sum[i][j][half * 2] + add, tile.sum[i][j][half * 2 + 1] + add, first, line + j * 8);
         }
       }
     }
@@ -4903,9 +5031,18 @@ __device__ __forceinline__ float staged_value(const float* staged, int index) {
   return sum;
 }
 
+// Of the threads that store: all, or those that have multiplied.
+__device__ __forceinline__ void sync_storing() {
+  if constexpr (kShape.streams) {
+    ptx::sync_first_threads<kThreads>();
+  } else {
+    __syncthreads();
+  }
+}
+
 __device__ __forceinline__ void wait_for_blocks() {
   if constexpr (kShape.depth_blocks == 1) {
-    __syncthreads();
+    sync_storing();
   } else {
     ptx::cluster_barrier();
   }
@@ -4974,8 +5111,9 @@ __device__ __forceinline__ void store_channels(const TileParams& params, const B
   }
 }
 
+template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                            const TeamTile& tile, int rank, unsigned char* shared_memory) {
+                                            const Team& tile, int rank, unsigned char* shared_memory) {
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
   Element* output =
@@ -4988,7 +5126,7 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
 #pragma unroll 1
     for (int team = 0; team < kShape.depth_teams; ++team) {
       if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
-      __syncthreads();
+      sync_storing();
     }
     if (kShape.depth_blocks > 1) wait_for_blocks();
     if (kShape.output_channels_last) {
@@ -4998,6 +5136,414 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
     }
     output += kPass * params.output_strides[1];
     wait_for_blocks();
+  }
+}
+"""
+FILES["tile_stream.cuh"] = r"""
+// Tensor-core tiles for sm_90a whose warps have roles: some only load (tile_stream_load.cuh), the others only multiply.
+// Cells are the rows of wgmma and come from registers: fragments out of the input as it lies in shared memory, rounded
+// on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
+// does not have is a product left out. The weights are the other operand, by descriptor.
+//
+// The config is tile.cuh's with kBackCells in bytes, and multiply().
+#include "tile_stream_load.cuh"
+
+constexpr int kThreads = kShape.multiplying_threads();
+constexpr int kRowTiles = kShape.row_tiles;
+constexpr int kColumnTiles = kShape.column_tiles;
+constexpr int kSteps = kShape.slabs / 2;
+constexpr int kItems = kShape.all_backs() * kSteps;  // of a chunk: one step of depth at one distance
+constexpr int kStageItems = kShape.stage_backs * kSteps;
+// Unrolled, an item's place and missing taps are known to the compiler.
+constexpr bool kUnrolled = !kShape.all_taps || kItems <= 40;
+// Fragments alternate between two sets of registers. Where a chunk has an odd number of items, the products under way
+// come to an end before the next chunk begins with the first set again.
+constexpr bool kDrains = kItems % 2 == 1;
+
+// What the warps that load give up goes to those that multiply.
+constexpr int kAtStart = 65536 / (kShape.threads() * kShape.blocks_per_multiprocessor) / 8 * 8;
+constexpr int kLoading = kAtStart < 128 ? 48 : 56;
+constexpr int kLeft = (kAtStart * kShape.threads() - kLoading * kStreamThreads) / kThreads / 8 * 8;
+constexpr int kMultiplying = kLeft > 240 ? 240 : kLeft;
+
+struct CellTeam {
+  static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
+  static constexpr int kOctets = kShape.rows() / 8;
+  static constexpr int kUnitOctets = kShape.row_unit / 8;
+
+  float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
+  unsigned at[kCellTiles][2];  // bytes from the box's first element to this thread's two cells and first channel
+  int first_column;
+  static constexpr int depth_team = 0;
+
+  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
+    const int lane = threadIdx.x % 32;
+    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    first_column = team * kShape.column_tiles * 8;
+    const int channel =
+        kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
+#pragma unroll
+    for (int i = 0; i < kCellTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int cell = column(i) + half * 8;
+        if (cell >= kShape.cells()) cell = 0;
+        const int w = cell % kShape.tile[3];
+        cell /= kShape.tile[3];
+        const int h = cell % kShape.tile[2];
+        cell /= kShape.tile[2];
+        const int d = cell % kShape.tile[1];
+        const int n = cell / kShape.tile[1];
+        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
+                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
+                      (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
+      }
+    }
+  }
+
+  // The first of this thread's two cells of a tile; the other is eight cells further.
+  __device__ __forceinline__ int column(int tile) const {
+    return first_column + tile * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+  __device__ __forceinline__ const float (&octet(int tile, int index) const)[4] {
+    return sum[tile][index / kUnitOctets][index % kUnitOctets];
+  }
+
+  using Fragments = unsigned[kCellTiles][4];
+
+  // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
+  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
+#pragma unroll
+    for (int i = 0; i < kCellTiles; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const unsigned cell = stage + at[i][word % 2] + offset;
+        if constexpr (kShape.input_channels_last) {
+          out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
+        } else if constexpr (kShape.element_bytes == 4) {
+          out[i][word] = rounded(ptx::load_shared_32(cell + (step * 8 + word / 2 * 4) * kShape.channel_pitch()));
+        } else {
+          const unsigned pair = cell + (step * 16 + word / 2 * 8) * kShape.channel_pitch();
+          out[i][word] = ptx::load_shared_16(pair) | ptx::load_shared_16(pair + kShape.channel_pitch()) << 16;
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ unsigned rounded(unsigned word) {
+    return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
+  }
+
+  // The products of one item; `weights` is the descriptor of its stage's first row.
+  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item, unsigned tiles) {
+    const unsigned b = weights + item / kSteps % kShape.stage_backs * kShape.weight_back_pitch() +
+                       item % kSteps * 2 * kShape.weight_slab_pitch();
+    ptx::fence_warpgroup();
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+#pragma unroll
+      for (int i = 0; i < kCellTiles; ++i) {
+        multiply(sum[i][tile], cells[i], 8ULL << 32 | (b + tile * kShape.row_unit));
+      }
+    }
+    ptx::commit_warpgroup();
+  }
+};
+
+#include "tile_store.cuh"
+
+// The way of a warpgroup that multiplies through chunks and stages.
+struct StreamReader {
+  const StreamBarriers& barriers;
+  unsigned input_ring;
+  unsigned weight_ring;
+  RingPlace<kShape.input_ring> input;
+  RingPlace<kShape.weight_ring> weight;
+  int released = 0;  // the slot of weights to give back next
+  int chunk = 0;
+
+  __device__ __forceinline__ unsigned input_stage() const {
+    return input_ring + input.slot * kShape.input_stage_bytes();
+  }
+  // Shared-memory descriptors count in 16 bytes: start, and the step between slabs of depth.
+  __device__ __forceinline__ unsigned weight_stage() const {
+    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
+  }
+
+  static __device__ __forceinline__ void give_back(unsigned barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
+  }
+
+  // One item: multiplies its fragments while those of the next one are loaded.
+  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                       int item) {
+    const bool begins_stage = item % kStageItems == 0;
+    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
+    team.add(now, weight_stage(), item, kUnrolled ? kFixedBackRows[item / kSteps] : ~0u);
+    const bool ends_chunk = item + 1 == kItems;
+    if (kDrains && ends_chunk) {
+      ptx::wait_for_warpgroup<0>();
+    } else {
+      ptx::wait_for_warpgroup<1>();
+    }
+    // The products before this item are done, and with the first one of a stage the whole stage before it.
+    if (begins_stage && (item > 0 || chunk > 0)) {
+      give_back(barriers.weight_empty(released));
+      released = released + 1 == kShape.weight_ring ? 0 : released + 1;
+    }
+    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
+    if (!ends_chunk) {
+      const int back = (item + 1) / kSteps;
+      team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
+      return;
+    }
+    if (++chunk == kShape.block_chunks()) return;
+    give_back(barriers.input_empty(input.slot));
+    input.advance();
+    begin(team, next);
+  }
+
+  // The first fragments of a chunk.
+  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
+    ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
+    team.load(first, input_stage(), kFixedBackCells[0], 0);
+  }
+};
+
+__device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
+  CellTeam::Fragments even;
+  CellTeam::Fragments odd;
+  reader.begin(team, even);
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    if constexpr (kUnrolled) {
+#pragma unroll
+      for (int item = 0; item + 1 < kItems; item += 2) {
+        reader.step(team, even, odd, item);
+        reader.step(team, odd, even, item + 1);
+      }
+    } else {
+#pragma unroll 1
+      for (int item = 0; item + 1 < kItems; item += 2) {
+        reader.step(team, even, odd, item);
+        reader.step(team, odd, even, item + 1);
+      }
+    }
+    if (kDrains) reader.step(team, even, even, kItems - 1);
+  }
+  ptx::wait_for_warpgroup<0>();
+}
+
+__global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
+    tconv_tile(const __grid_constant__ TileParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const unsigned input_ring = ptx::shared_address(shared_memory);
+  const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
+  const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+
+  const BlockPlace place = block_place(params);
+  const BlockRows rows = block_rows(params, place.block_row);
+  const BlockCells cells = block_cells(params, place.cells);
+  const int loader = static_cast<int>(threadIdx.x) - kThreads;
+  if (loader >= 0) {
+    ptx::give_registers<kLoading>();
+    if (loader < kInputThreads) {
+      stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
+    } else if (loader == kInputThreads) {
+      stream_weights(params, place.block_row, place.rank, barriers, weight_ring);
+    }
+    return;
+  }
+  ptx::take_registers<kMultiplying>();
+  CellTeam team(params, cells);
+  StreamReader reader{barriers, input_ring, weight_ring};
+  multiply_stream(team, reader);
+  sync_storing();
+  store_block(params, rows, cells, team, place.rank, shared_memory);
+}
+"""
+FILES["tile_stream_load.cuh"] = r"""
+// The warps of a streaming block that only load: boxes of input as they lie in memory, by asynchronous copies some
+// chunks ahead, and stages of packed weights by the copy engine.
+
+#include "tile_element.cuh"
+#include "tile_place.cuh"
+
+constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
+
+// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+struct StreamBarriers {
+  unsigned base;
+
+  __device__ __forceinline__ unsigned input_full(int slot) const { return base + slot * 8; }
+  __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+
+  // By one thread. A warp that multiplies arrives once when it is done with a slot.
+  __device__ __forceinline__ void init() const {
+    constexpr int kWarps = kShape.multiplying_threads() / 32;
+#pragma unroll
+    for (int slot = 0; slot < kShape.input_ring; ++slot) {
+      ptx::init_barrier(input_full(slot), kInputThreads);
+      ptx::init_barrier(input_empty(slot), kWarps);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kShape.weight_ring; ++slot) {
+      ptx::init_barrier(weight_full(slot), 1);
+      ptx::init_barrier(weight_empty(slot), kWarps);
+    }
+    ptx::publish_barriers();
+  }
+};
+
+// A place in a ring, and which time around.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot < kSlots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+// The first element of the box along an axis. It may lie outside the tensor.
+__device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
+                         : cells.first[1 + axis] - kShape.halo(axis);
+}
+// How many elements the first copy of a row begins before the box.
+__device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
+  if (kShape.lead >= 0) return kShape.lead;
+  return box_begin(params, cells, 2) & (kShape.granule - 1);
+}
+// Where copies begin along an axis.
+__device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
+}
+
+// The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
+// all channels at once, a place for each 16 bytes of them). Threads that are left over when few places are shared out
+// take other channels.
+struct InputCopies {
+  static constexpr int kPieceBytes = kShape.granule * kShape.element_bytes;
+  static constexpr int kPlaces = kShape.copy_places();
+  static constexpr int kPieces = kPlaces / kShape.box_rows();  // of a row
+  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_channels();
+  static constexpr int kAtOnce = kPlaces >= kInputThreads              ? 1
+                                 : kInputThreads / kPlaces < kChannels ? kInputThreads / kPlaces
+                                                                       : kChannels;
+  static constexpr int kPerThread = (kPlaces + kInputThreads - 1) / kInputThreads;
+  static constexpr int kTurns = (kChannels + kAtOnce - 1) / kAtOnce;
+  static constexpr unsigned kOutside = ~0u;
+
+  unsigned source[kPerThread];  // in bytes from the box's first element
+  unsigned target[kPerThread];
+  int first_channel;
+
+  __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
+    first_channel = thread / kPlaces;
+    if (kAtOnce == 1) first_channel = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int place = kAtOnce > 1 ? thread % kPlaces : thread + i * kInputThreads;
+      const int piece = place % kPieces;
+      int row = place / kPieces;
+      const int slab = kShape.input_channels_last ? piece % kShape.slabs : 0;
+      const int w = kShape.input_channels_last ? piece / kShape.slabs : piece * kShape.granule;
+      target[i] = kShape.input_channels_last ? (row * kShape.box(2) + w) * kShape.cell_pitch() + slab * 16
+                                             : (row * kShape.row_pitch() + kShape.row_place(w)) * kShape.element_bytes;
+      const int h = row % kShape.box(1);
+      row /= kShape.box(1);
+      const int d = row % kShape.box(0);
+      const int n = row / kShape.box(0);
+      const auto inside = [&](int axis, int index) {
+        return static_cast<unsigned>(copy_begin(params, cells, axis) + index) <
+               static_cast<unsigned>(params.input_size[axis]);
+      };
+      const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
+                          inside(0, d) && inside(1, h) && inside(2, w);
+      // Inside a chunk's box, distances are 32-bit: the planner sees to that.
+      const long long position = n * params.input_strides[0] + d * params.input_strides[2] +
+                                 h * params.input_strides[3] + w * params.input_strides[4] +
+                                 (slab * kShape.vector() + first_channel) * params.input_strides[1];
+      source[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+      target[i] += first_channel * kShape.channel_pitch();
+    }
+  }
+
+  // `base`: the box's first element in the chunk's first channel.
+  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
+                                       int thread) const {
+    if (kAtOnce > 1 && first_channel >= kAtOnce) return;
+    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
+    // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
+    const char* from = reinterpret_cast<const char*>(base);
+#pragma unroll(kPerThread <= 2 ? 4 : 1)
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int channel =
+          kShape.input_channels_last ? thread % kShape.slabs * kShape.vector() : first_channel + turn * kAtOnce;
+      if (kChannels % kAtOnce != 0 && channel >= kChannels) break;
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
+        const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
+        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
+      }
+      stage += kAtOnce * kShape.channel_pitch();
+      from += kAtOnce * channel_bytes;
+    }
+  }
+};
+
+__device__ __forceinline__ void stream_input(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                             int rank, const StreamBarriers& barriers, unsigned ring, int thread) {
+  const InputCopies copies(params, cells, thread);
+  int channel = rank * kShape.block_chunks() * kShape.chunk_channels();
+  const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
+  const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+                        (static_cast<long long>(rows.group) * kShape.channels + channel) * params.input_strides[1];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
+  RingPlace<kShape.input_ring> place;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    if (chunk >= kShape.input_ring) ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
+    ptx::arrive_after_copies(barriers.input_full(place.slot));
+    place.advance();
+    channel += kShape.chunk_channels();
+    base += kShape.chunk_channels() * params.input_strides[1];
+  }
+}
+
+// One thread asks for all weights.
+__device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
+                                               const StreamBarriers& barriers, unsigned ring) {
+  constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
+  const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
+                       rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
+  ptx::wait_for_previous_kernel();
+  RingPlace<kShape.weight_ring> place;
+  int step = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+#pragma unroll 1
+    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
+      const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
+      if (step >= kShape.weight_ring) ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
+      ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
+      source += bytes;
+      place.advance();
+      ++step;
+    }
   }
 }
 """
@@ -5138,98 +5684,6 @@ struct TeamTile {
       small = 0;
     }
   }
-};
-"""
-FILES["tile_warpgroup.cuh"] = r"""
-// A team of four warps: wgmma on sm_90a. Both operands are read from shared memory by descriptors without swizzle:
-// eight rows of 16 bytes lie together, the next eight follow at 128 bytes, the next 16 bytes of depth one slab further.
-// The config defines multiply(), the instruction for kShape.columns(), since its operand list depends on it.
-
-#include "tile_load.cuh"
-
-constexpr int kRowTiles = kShape.row_tiles;
-constexpr int kColumnTiles = kShape.column_tiles;
-constexpr int kSteps = kShape.slabs / 2;
-
-// Shared-memory matrix descriptors, in units of 16 bytes: the start and the step between slabs of depth in the low
-// word, the step between groups of eight rows (always 8) in the high one. Moving the start is adding to the low word.
-// In a cluster, addresses carry the block's rank in their high bits, which don't belong here.
-__device__ __forceinline__ unsigned descriptor(unsigned address, unsigned slab_pitch) {
-  return (address >> 4 & 0x3fff) | slab_pitch << 16;
-}
-__device__ __forceinline__ unsigned long long whole(unsigned low) { return 8ULL << 32 | low; }
-
-struct TeamTile {
-  float sum[kRowTiles][kColumnTiles][4] = {};
-  int first_row;
-  int first_column;
-  int depth_team;
-
-  unsigned long long block_backs;
-
-  __device__ __forceinline__ explicit TeamTile(const BlockRows& rows) : block_backs(backs_of(rows)) {
-    // Taken from one lane, so that the compiler knows it for uniform: wgmma in code that could diverge is serialised.
-    int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    const int row_team = team % kShape.row_teams;
-    team /= kShape.row_teams;
-    first_column = team % kShape.column_teams * kColumnTiles * 8;
-    depth_team = team / kShape.column_teams;
-    first_row = row_team * kRowTiles * 64;
-  }
-
-  // The first of the sixteen rows that this thread's warp holds of a tile.
-  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
-
-  // One instruction after the other: the tensor cores wait for whatever stands between. Where the products of a chunk
-  // are not too many, each stage is code of its own, with addresses and missing taps known to the compiler; a branch
-  // around each product would make the warps meet before each.
-  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
-    const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
-    const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
-    constexpr int kStages = kShape.stages_per_chunk();
-    if constexpr (kShape.all_backs() * kSteps * kRowTiles <= 256) {
-#pragma unroll
-      for (int known = 0; known < kStages; ++known) {
-        if (kStages > 1 && stage != known) continue;
-        ptx::fence_warpgroup();
-#pragma unroll
-        for (int back = 0; back < kShape.stage_backs; ++back) {
-          const int index = known * kShape.stage_backs + back;
-          if (index < kShape.all_backs()) add_back(a, b, back, index, kFixedBackCells[index], kFixedBackRows[index]);
-        }
-        ptx::commit_warpgroup();
-      }
-    } else {
-      const int first_back = stage * kShape.stage_backs;
-      const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
-      ptx::fence_warpgroup();
-#pragma unroll 4
-      for (int back = 0; back < backs; ++back) {
-        const int index = first_back + back;
-        add_back(a, b, back, index, kBackCells[index], kShape.all_taps ? ~0u : kBackRows[index]);
-      }
-      ptx::commit_warpgroup();
-    }
-  }
-
-  // The products at the distance `index` of a chunk, whose weights stand at `back` of the stage.
-  __device__ __forceinline__ void add_back(unsigned a, unsigned b, int back, int index, int cells, unsigned rows) {
-    if (kShape.skips_backs() && (block_backs >> index & 1) == 0) return;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        // Teams of different rows run the same code; only with one of them is a tile's number known here.
-        const int row_tile = kShape.row_teams == 1 ? tile : first_row / 64 + tile;
-        if (!kShape.all_taps && (rows >> row_tile & 1) == 0) continue;
-        multiply(sum[tile],
-                 whole(a + back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch() + tile * 64),
-                 whole(b + cells + step * 2 * kShape.slab_pitch()));
-      }
-    }
-  }
-
-  __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
 };
 """
 FILES["tile_weights.cuh"] = r"""

@@ -582,7 +582,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 3, 52}, 64, true, 1, 21, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false, false};
+    {1, 1, 1}, {1, 1, 3, 52}, 64, true, false, 0, 0, 0, 0, 0, 1, 21, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {116, 115, 114, 113, 112, 60, 59, 58, 57, 56, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {116, 115, 114, 113, 112, 60, 59, 58, 57, 56, 4, 3, 2, 1, 0, };
@@ -619,7 +620,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 3, 52}, 64, true, 1, 21, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false, false};
+    {1, 1, 1}, {1, 1, 3, 52}, 64, true, false, 0, 0, 0, 0, 0, 1, 21, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {116, 115, 114, 113, 112, 60, 59, 58, 57, 56, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {116, 115, 114, 113, 112, 60, 59, 58, 57, 56, 4, 3, 2, 1, 0, };
@@ -715,7 +717,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 5, 32}, 64, true, 1, 22, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false, false};
+    1, 1}, {1, 1, 5, 32}, 64, true, false, 0, 0, 0, 0, 0, 1, 22, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -754,7 +757,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 5, 32}, 64, true, 1, 22, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false, false};
+    1, 1}, {1, 1, 5, 32}, 64, true, false, 0, 0, 0, 0, 0, 1, 22, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -945,7 +949,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 4, 16}, 64, false, 1, 4, 4, 2, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    {1, 1, 1}, {1, 1, 4, 16}, 64, false, false, 0, 0, 0, 0, 0, 1, 4, 4, 2, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u,
     15u, 15u, };
@@ -963,7 +968,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 4, 16}, 64, false, 1, 4, 4, 2, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    {1, 1, 1}, {1, 1, 4, 16}, 64, false, false, 0, 0, 0, 0, 0, 1, 4, 4, 2, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u,
     15u, 15u, };
@@ -1040,7 +1046,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 32, false, 2, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, 2, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1057,7 +1064,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 32, false, 2, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, 2, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1214,7 +1222,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1231,7 +1240,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1307,7 +1317,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 32}, 16, false, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1324,7 +1335,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 32}, 16, false, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1481,7 +1493,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1498,7 +1511,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1574,7 +1588,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 16}, 16, false, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1591,7 +1606,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 16}, 16, false, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false, false};
+    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -2644,6 +2660,19 @@ __device__ __forceinline__ void copy_16_async(unsigned shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// Bytes (4, 8 or 16, both addresses aligned to them) or zeros.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global, bool wanted) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
+                 "r"(wanted ? kBytes : 0)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>  // groups of copies that may still be under way
 __device__ __forceinline__ void wait_for_copies() {
@@ -2693,6 +2722,17 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ unsigned load_shared_32(unsigned address) {
+  unsigned word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+__device__ __forceinline__ unsigned load_shared_16(unsigned address) {
+  unsigned short bits;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");
+  return bits;
+}
+
 // The same place of the shared memory of another block of the cluster.
 __device__ __forceinline__ float load_from_block(unsigned address, int rank) {
   unsigned remote;
@@ -2716,6 +2756,13 @@ __device__ __forceinline__ void publish_barriers() {
 }
 __device__ __forceinline__ void expect_bytes(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives once all copies have come that this thread has asked for with copy_async.
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void wait_barrier(unsigned barrier, int parity) {
   unsigned done = 0;
@@ -2762,7 +2809,16 @@ __device__ __forceinline__ void take_registers() {
 
 __device__ __forceinline__ void fence_warpgroup() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_warpgroup() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_warpgroup() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kPending = 0>  // groups of products that may still be under way
+__device__ __forceinline__ void wait_for_warpgroup() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// A barrier of the block's first threads alone.
+template <int kThreads>
+__device__ __forceinline__ void sync_first_threads() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
 
 // The nearest TF32 value, ties away from zero, as cuDNN rounds.
 __device__ __forceinline__ unsigned round_to_tf32(float value) {
@@ -3828,6 +3884,7 @@ FILES["tile_block.cuh"] = r"""
 #include "tile_bulk.cuh"
 #include "tile_load.cuh"
 #include "tile_load_gradient.cuh"
+#include "tile_place.cuh"
 
 template <bool kPacked, bool kBulk, bool kGradient>
 struct WeightLoader {
@@ -3846,40 +3903,6 @@ struct WeightLoader<false, false, true> {
   using Type = GradientWeights;
 };
 using Weights = WeightLoader<kShape.packed, kShape.bulk_weights(), kShape.gradient>::Type;
-
-// What a block computes: a block row (rows and weights), a box of cells, and its rank among those that share the sum.
-struct BlockPlace {
-  int block_row;
-  int cells;
-  int rank;
-};
-
-__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
-  const int rank = blockIdx.x % kShape.depth_blocks;
-  const int index = blockIdx.x / kShape.depth_blocks;
-  if constexpr (kShape.skips_backs()) {
-    // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
-    // the end.
-    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
-    const int outer = index / params.channel_blocks;
-    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
-  } else {
-    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
-                                 params.residue_blocks[2] * params.channel_blocks;
-    return {index % block_rows_count, index / block_rows_count, rank};
-  }
-}
-
-__device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
-  BlockCells cells;
-#pragma unroll
-  for (int dimension = 3; dimension >= 0; --dimension) {
-    const int tile = index % params.tiles[dimension];
-    index /= params.tiles[dimension];
-    cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
-  }
-  return cells;
-}
 
 // Makes this thread's stores to a stage, of input and weights, visible to whoever multiplies it.
 __device__ __forceinline__ void publish_stage() {
@@ -4076,6 +4099,7 @@ FILES["tile_load.cuh"] = r"""
 // memory after it, so that their latency hides behind the multiplication.
 
 #include "tile_element.cuh"
+#include "tile_place.cuh"
 #include "tile_weights.cuh"
 
 constexpr int kThreads = kShape.threads();
@@ -4087,11 +4111,6 @@ constexpr unsigned kOutside = ~0u;  // an offset of nothing
 __device__ __forceinline__ const Element* at(const Element* pointer, unsigned bytes) {
   return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
 }
-
-// Which cells of the problem a block computes.
-struct BlockCells {
-  int first[4];  // sample, then the first cell (q) along depth, height, width
-};
 
 // Along an axis of a patch, an index over what is read: its plane and its cell. Planes vary faster, as in memory.
 __device__ __forceinline__ int plane_of(int axis, int index) { return index % kShape.planes[axis]; }
@@ -4609,6 +4628,9 @@ FILES["tile_params.cuh"] = r"""
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
 enum class TileMath : int { tf32, f16, bf16, fp32x3 };
 
+// Threads of a streaming block that only load: three warps the input, one the weights.
+constexpr int kStreamThreads = 128;
+
 struct TileShape {
   TileMath math;
   int element_bytes;
@@ -4644,6 +4666,15 @@ struct TileShape {
 
   // Who multiplies: teams of one warp (mma.sync, tiles of 16 rows) or of four (wgmma, tiles of 64 rows).
   bool warpgroup;
+  // Warpgroups that take cells as the 64 rows of wgmma, from the input as it lies in memory, which warps of their own
+  // copy to shared memory some chunks ahead (tile_stream.cuh). Row tiles have `row_unit` rows then.
+  bool streams;
+  int row_unit;
+  int granule;      // elements of one copy of the input
+  int lead;         // elements by which the copies of a row begin before the box; -1: that differs
+  int input_ring;   // chunks of input in shared memory
+  int weight_ring;  // stages of weights
+
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
   int row_teams;
@@ -4718,13 +4749,14 @@ struct TileShape {
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
-  constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
+  constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
-  constexpr int threads() const { return team_threads() * teams(); }
+  constexpr int multiplying_threads() const { return team_threads() * teams(); }
+  constexpr int threads() const { return multiplying_threads() + (streams ? kStreamThreads : 0); }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
@@ -4732,8 +4764,8 @@ struct TileShape {
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
-                     : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
+                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
@@ -4748,7 +4780,47 @@ struct TileShape {
     const int cells_of_slab = all_planes() * plane_pitch();
     return input_channels_last ? (cells_of_slab + 7) / 8 * 8 + 8 / slabs : cells_of_slab;
   }
-  constexpr int input_stage_bytes() const { return slabs * slab_pitch() * 16; }
+  constexpr int input_stage_bytes() const {
+    if (!streams) return slabs * slab_pitch() * 16;
+    return input_channels_last ? box_rows() * box(2) * cell_pitch() : chunk_channels() * channel_pitch();
+  }
+
+  // Streams: a chunk of input as it lies in memory, a box of elements for each channel, or of cells with their
+  // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
+  // different banks.
+  constexpr int box(int axis) const {
+    return gradient ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 : patch(1 + axis);
+  }
+  constexpr int box_rows() const { return tile[0] * box(0) * box(1); }
+  // A gradient's cells lie `stride` elements apart, for large strides on a few banks only: there the residues of a row
+  // lie in planes of their own, at the price of copies of one element.
+  constexpr bool splits_rows() const {
+    return streams && gradient && !input_channels_last && element_bytes == 4 && stride[2] % 4 == 0;
+  }
+  constexpr int plane_length() const { return (box(2) + stride[2] - 1) / stride[2]; }
+  // Elements from the start of a row to its element `index`, and from one cell to the next.
+  constexpr int row_place(int index) const {
+    return splits_rows() ? index % stride[2] * plane_length() + index / stride[2] : index;
+  }
+  constexpr int cell_step(int axis) const { return splits_rows() && axis == 2 ? 1 : input_step(axis); }
+  constexpr int row_pitch() const {
+    if (splits_rows()) return stride[2] * plane_length();
+    return (box(2) + (lead >= 0 ? lead : granule - 1) + granule - 1) / granule * granule;
+  }
+  constexpr int copy_places() const {
+    return box_rows() * (input_channels_last ? slabs * box(2) : splits_rows() ? box(2) : row_pitch() / granule);
+  }
+  constexpr int channel_pitch() const {
+    const int words = (box_rows() * row_pitch() * element_bytes + 3) / 4;
+    return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
+  }
+  constexpr int cell_pitch() const { return chunk_channels() * element_bytes + 16; }
+  // Bytes from one cell to the next along an axis of the box.
+  constexpr int box_step(int axis) const {
+    const int along = input_channels_last ? cell_pitch() : element_bytes;
+    const int row = input_channels_last ? box(2) : row_pitch();
+    return along * (axis == 2 ? 1 : axis == 1 ? row : row * box(1));
+  }
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
   // cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed; }
@@ -4758,8 +4830,9 @@ struct TileShape {
   }
   constexpr int weight_back_pitch() const { return slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0); }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
-  constexpr int input_stages() const { return block_chunks() > 1 ? 2 : 1; }
+  constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
+    if (streams) return weight_ring;
     const int most = packed ? 3 : 2;
     const int steps = block_chunks() * stages_per_chunk();
     return steps < most ? steps : most;
@@ -4771,7 +4844,9 @@ struct TileShape {
   // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
   // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
   // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
-  constexpr int staged_pitch() const { return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : 8); }
+  constexpr int staged_pitch() const {
+    return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
+  }
   constexpr int staged_slot_pitch(int pass) const {
     const int apart = 32 / slots[2] / 2 * 2;
     return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
@@ -4792,7 +4867,10 @@ struct TileShape {
     const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
-  constexpr int shared_bytes() const { return barrier_offset() + (bulk_weights() ? 8 * weight_stages() : 0); }
+  constexpr int barriers() const {
+    return streams ? 2 * (input_ring + weight_ring) : bulk_weights() ? weight_stages() : 0;
+  }
+  constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
   constexpr int packed_tail_bytes() const {
     return bulk_weights() || all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes();
@@ -4841,6 +4919,50 @@ struct TileParams {
   int residue_blocks[3];
   int channel_blocks;  // blocks along the output channels of a group
 };
+"""
+FILES["tile_place.cuh"] = r"""
+// Which part of the problem a block computes.
+
+#include "tile_weights.cuh"
+
+// Which cells of the problem a block computes.
+struct BlockCells {
+  int first[4];  // sample, then the first cell (q) along depth, height, width
+};
+
+// What a block computes: a block row (rows and weights), a box of cells, and its rank among those that share the sum.
+struct BlockPlace {
+  int block_row;
+  int cells;
+  int rank;
+};
+
+__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
+  const int rank = blockIdx.x % kShape.depth_blocks;
+  const int index = blockIdx.x / kShape.depth_blocks;
+  if constexpr (kShape.skips_backs()) {
+    // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
+    // the end.
+    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const int outer = index / params.channel_blocks;
+    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
+  } else {
+    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
+                                 params.residue_blocks[2] * params.channel_blocks;
+    return {index % block_rows_count, index / block_rows_count, rank};
+  }
+}
+
+__device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
+  BlockCells cells;
+#pragma unroll
+  for (int dimension = 3; dimension >= 0; --dimension) {
+    const int tile = index % params.tiles[dimension];
+    index /= params.tiles[dimension];
+    cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
+  }
+  return cells;
+}
 """
 FILES["tile_sm90.cuh"] = r"""
 // Tensor-core tiles for sm_90a: wgmma on the tile format. The config is tile.cuh's, and multiply().
@@ -4909,34 +5031,61 @@ __device__ __forceinline__ OutputSite output_site(const TileParams& params, cons
   return site;
 }
 
-// Accumulators of one pass into the staged matrix, the bias with them.
-__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const TeamTile& tile,
-                                           int pass, bool first, bool with_bias, float* staged) {
+// A pair of sums in the staged matrix, neighbours along the columns.
+__device__ __forceinline__ void stage_pair(float left, float right, bool first, float* pair) {
+  if (!first) {
+    left += pair[0];
+    right += pair[1];
+  }
+  if constexpr (kPitch % 2 == 0) {
+    *reinterpret_cast<float2*>(pair) = {left, right};
+  } else {
+    pair[0] = left;
+    pair[1] = right;
+  }
+}
+
+// Accumulators of one pass into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
+// cells are the rows of the products, cells of two rows.
+template <typename Team>
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int pass,
+                                           bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
+  const auto bias = [&](int channel) {
+    return first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+  };
+  if constexpr (kShape.streams) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+    for (int j = 0; j < Team::kOctets; ++j) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = tile.row(i) + half * 8 + lane / 4;
-      const int slot = row / kShape.block_channels;
-      const int channel = row % kShape.block_channels - pass * kPass;
-      if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
-      const float bias = first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
-      float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
+      for (int side = 0; side < 2; ++side) {
+        const int row = j * 8 + lane % 4 * 2 + side;
+        const int slot = row / kShape.block_channels;
+        const int channel = row % kShape.block_channels - pass * kPass;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const float add = bias(channel);
+        float* line = staged + slot * kSlotPitch + channel * kPitch + tile.column(0);
 #pragma unroll
-      for (int j = 0; j < kColumnTiles; ++j) {
-        float left = tile.sum[i][j][half * 2] + bias;
-        float right = tile.sum[i][j][half * 2 + 1] + bias;
-        float* pair = line + j * 8;
-        if (!first) {
-          left += pair[0];
-          right += pair[1];
+        for (int i = 0; i < Team::kCellTiles; ++i) {
+          line[i * 64] = tile.octet(i, j)[side] + add;
+          line[i * 64 + 8] = tile.octet(i, j)[2 + side] + add;
         }
-        if constexpr (kPitch % 2 == 0) {
-          *reinterpret_cast<float2*>(pair) = {left, right};
-        } else {
-          pair[0] = left;
-          pair[1] = right;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = tile.row(i) + half * 8 + lane / 4;
+        const int slot = row / kShape.block_channels;
+        const int channel = row % kShape.block_channels - pass * kPass;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const float add = bias(channel);
+        float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kColumnTiles; ++j) {
+          stage_pair(tile.sum[i][j][half * 2] + add, tile.sum[i][j][half * 2 + 1] + add, first, line + j * 8);
         }
       }
     }
@@ -4977,9 +5126,18 @@ __device__ __forceinline__ float staged_value(const float* staged, int index) {
   return sum;
 }
 
+// Of the threads that store: all, or those that have multiplied.
+__device__ __forceinline__ void sync_storing() {
+  if constexpr (kShape.streams) {
+    ptx::sync_first_threads<kThreads>();
+  } else {
+    __syncthreads();
+  }
+}
+
 __device__ __forceinline__ void wait_for_blocks() {
   if constexpr (kShape.depth_blocks == 1) {
-    __syncthreads();
+    sync_storing();
   } else {
     ptx::cluster_barrier();
   }
@@ -5048,8 +5206,9 @@ __device__ __forceinline__ void store_channels(const TileParams& params, const B
   }
 }
 
+template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                            const TeamTile& tile, int rank, unsigned char* shared_memory) {
+                                            const Team& tile, int rank, unsigned char* shared_memory) {
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
   Element* output =
@@ -5062,7 +5221,7 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
 #pragma unroll 1
     for (int team = 0; team < kShape.depth_teams; ++team) {
       if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
-      __syncthreads();
+      sync_storing();
     }
     if (kShape.depth_blocks > 1) wait_for_blocks();
     if (kShape.output_channels_last) {

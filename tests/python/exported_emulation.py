@@ -101,8 +101,8 @@ def host_text(text: str) -> str:
         if kind is None:
             continue
         plain = (
-            "template <int kTiles>\n"
-            "void multiply(float (&d)[kTiles][4], unsigned long long a, unsigned long long b) {\n"
+            "template <int kTiles, typename A>\n"
+            "void multiply(float (&d)[kTiles][4], const A& a, unsigned long long b) {\n"
             f"  ptx::multiply_warpgroup<emulation::Type::{kind}>(d, a, b);\n}}\n"
         )
         text = text.replace(found[0], plain)
