@@ -327,6 +327,7 @@ def _add_kernelbench(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--level", type=int, choices=(1, 2), default=1)
     parser.add_argument("--correct-trials", type=_positive, default=5, help="random inputs to compare (default: 5)")
     parser.add_argument("--perf-trials", type=_positive, default=100, help="timed runs (default: 100)")
+    parser.add_argument("--no-timing", action="store_true", help="correctness alone")
     parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE (- for standard output)")
     parser.set_defaults(command=_kernelbench)
 
@@ -339,7 +340,7 @@ def _kernelbench(options: argparse.Namespace) -> int:
         level=options.level,
         numbers=options.problems,
         correct_trials=options.correct_trials,
-        perf_trials=options.perf_trials,
+        perf_trials=None if options.no_timing else options.perf_trials,
         json_path=options.json,
     )
 

@@ -124,7 +124,7 @@ def _compile_ahead(paths: list[Path]) -> None:
 
 
 def _verdict(
-    evaluation: types.ModuleType, number: int, original: Path, exported: Path, trials: dict[str, int]
+    evaluation: types.ModuleType, number: int, original: Path, exported: Path, trials: dict[str, Any]
 ) -> Verdict:
     verdict = Verdict(number, original.stem)
     said = io.StringIO()
@@ -133,7 +133,6 @@ def _verdict(
             result = evaluation.eval_kernel_against_ref(
                 original.read_text(),
                 exported.read_text(),
-                measure_performance=True,
                 device=torch.device("cuda", torch.cuda.current_device()),
                 **trials,
             )
@@ -167,16 +166,21 @@ def evaluate(
     level: int = 1,
     numbers: list[int] | None = None,
     correct_trials: int = 5,
-    perf_trials: int = 100,
+    perf_trials: int | None = 100,
     json_path: str | None = None,
 ) -> int:
-    """Exports every problem, has KernelBench judge it, and prints its verdicts; 0 if all are correct."""
+    """Exports every problem, has KernelBench judge it, and prints its verdicts; 0 if all are correct.
+
+    Without a number of `perf_trials` nothing is timed.
+    """
     root = Path(checkout).expanduser()
     problems = find_problems(root, level, numbers or [])
     evaluation = import_evaluation(root)
     if not torch.cuda.is_available():
         raise ExportError("KernelBench's evaluation needs an NVIDIA GPU, and PyTorch finds none")
-    trials = {"num_correct_trials": correct_trials, "num_perf_trials": perf_trials}
+    trials: dict[str, Any] = {"num_correct_trials": correct_trials, "measure_performance": perf_trials is not None}
+    if perf_trials is not None:
+        trials["num_perf_trials"] = perf_trials
     verdicts = []
     with tempfile.TemporaryDirectory() as folder, make_progress(len(problems), sys.stderr) as progress:
         exported = {}
@@ -193,13 +197,14 @@ def evaluate(
     return 0 if all(verdict.correct for verdict in verdicts) else 1
 
 
-def _report(verdicts: list[Verdict], level: int, trials: dict[str, int], json_path: str | None) -> None:
+def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any], json_path: str | None) -> None:
     lines = [f"{'':>4}  {'KernelBench level ' + str(level):58}  {'verdict':8} {'PyTorch':>9} {'exported':>9} speed-up"]
     lines += [_row(verdict) for verdict in verdicts]
     lines += [f"      {v.number}: {v.said}" for v in verdicts if not v.correct]
     correct = sum(verdict.correct for verdict in verdicts)
     faster = sum((verdict.speedup or 0) > 1 for verdict in verdicts)
-    lines.append(f"{correct} of {len(verdicts)} correct, {faster} faster than PyTorch (times in ms)")
+    timed = f", {faster} faster than PyTorch (times in ms)" if trials["measure_performance"] else ""
+    lines.append(f"{correct} of {len(verdicts)} correct{timed}")
     text = json.dumps(
         {
             "level": level,
