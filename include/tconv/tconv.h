@@ -4,6 +4,7 @@
 #include "tconv/error.h"
 #include "tconv/explain.h"
 #include "tconv/info.h"
+#include "tconv/launches.h"
 #include "tconv/phases.h"
 #include "tconv/plan.h"
 #include "tconv/prepare.h"

@@ -2,6 +2,7 @@
 
 from . import _library, _vmap  # noqa: F401  (registers the operators)
 from .convert import convert
+from .exporter import export
 from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d
 from .modules import (
     ConvTranspose1d,
@@ -28,5 +29,6 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "convert",
+    "export",
     "prepare",
 ]
