@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -12,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "fresh.h"
 #include "tconv/plan.h"
 
 namespace tconv::front {
@@ -128,7 +128,7 @@ void execute(const Geometry<std::int64_t>& geometry, Direction direction, const 
     constexpr std::size_t kAlignment = 256;
     const auto bytes = static_cast<std::int64_t>(chosen.workspace_bytes + kAlignment);
     if (!workspace.defined()) {
-      workspace = at::empty({bytes}, any.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous));
+      workspace = fresh({bytes}, any.options().dtype(at::kByte), at::MemoryFormat::Contiguous);
     }
     TORCH_CHECK(workspace.numel() == bytes, "expected a kept workspace of ", bytes, " bytes, but got ",
                 workspace.numel());
