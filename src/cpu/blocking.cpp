@@ -16,6 +16,11 @@ constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of pac
 // In cycles, roughly.
 constexpr double kTaskCost = 3000;
 constexpr double kRowCost = 25;  // of a row of the source, however short
+// Of a weight that comes from the L2 cache, or from beyond it.
+constexpr double kNearWeight = 0.06;
+constexpr double kFarWeight = 0.3;
+constexpr double kCellCost = 0.12;                            // of a cell and tap, in front of each block of targets
+constexpr std::int64_t kNearWeights = std::int64_t{1} << 17;  // elements
 
 }  // namespace
 
@@ -78,15 +83,19 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const double multiply =
         weights * tiles * (channels >= 2 * kMostLanes ? std::min(columns, 1.1 * length) : columns) / 32;
     const double pack_weights = weights * (shared ? 1 : tiles);
+    const bool near = taps * channels * roles.source_channels <= kNearWeights;
+    const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
     const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));
     const double pack_source =
         static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
+    const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
     const std::int64_t room = kMostSums / (phases * shape.longest());
     for (std::int64_t targets = room >= kPanel ? room / kPanel * kPanel : room;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
       const std::int64_t tasks = problem.groups * blocking.target_blocks * shape.tiles;
       const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
-      const double cost = ((multiply + pack_weights + pack_source * static_cast<double>(blocking.target_blocks)) *
+      const double cost = ((multiply + pack_weights + read_weights +
+                            (pack_source + pack_rows) * static_cast<double>(blocking.target_blocks)) *
                                static_cast<double>(roles.source_channels) +
                            kTaskCost * static_cast<double>(blocking.target_blocks) * tiles) *
                           idle;

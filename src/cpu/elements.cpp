@@ -19,7 +19,11 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr bool kMaskedStores = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX2;
+constexpr bool kMaskedStores = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2;
+
+// Elements of a block of 16 bytes, within which vectors are shuffled.
+template <typename T>
+constexpr std::int64_t kBlock = 16 / sizeof(T);
 
 template <typename E, typename T>
 HWY_INLINE T widen(E value) {
@@ -200,49 +204,146 @@ void store_cells(const StoreCells<E, T>& job) {
   }
 }
 
-// Four channels at a time become blocks of four that lie side by side.
+#if HWY_TARGET != HWY_SCALAR  // which has no blocks
+// One block of 16 bytes from row(0), row(1) ... each, side by side.
+template <class D, typename Row>
+HWY_INLINE hn::Vec<D> load_blocks(D tag, const Row& row) {
+  if constexpr (hn::MaxLanes(D()) <= kBlock<hn::TFromD<D>>) {
+    return hn::LoadU(tag, row(0));
+  } else {
+    const hn::Half<D> half;
+    constexpr std::int64_t kBlocks = hn::MaxLanes(hn::Half<D>()) / kBlock<hn::TFromD<D>>;
+    return hn::Combine(tag, load_blocks(half, [&row](std::int64_t i) { return row(i + kBlocks); }),
+                       load_blocks(half, row));
+  }
+}
+
+// Calls use(c, vector) for the columns 0 <= c < kBlock of as many rows as a vector has lanes: vector[r] = row(r)[c].
+template <class D, typename Row, typename Use>
+HWY_INLINE void transpose_block(D tag, const Row& row, const Use& use) {
+  constexpr std::int64_t kSide = kBlock<hn::TFromD<D>>;
+  const auto line = [&](std::int64_t j) {
+    return load_blocks(tag, [&row, j](std::int64_t i) { return row(i * kSide + j); });
+  };
+  if constexpr (kSide == 4) {
+    const auto lower02 = hn::InterleaveLower(tag, line(0), line(2));
+    const auto upper02 = hn::InterleaveUpper(tag, line(0), line(2));
+    const auto lower13 = hn::InterleaveLower(tag, line(1), line(3));
+    const auto upper13 = hn::InterleaveUpper(tag, line(1), line(3));
+    use(0, hn::InterleaveLower(tag, lower02, lower13));
+    use(1, hn::InterleaveUpper(tag, lower02, lower13));
+    use(2, hn::InterleaveLower(tag, upper02, upper13));
+    use(3, hn::InterleaveUpper(tag, upper02, upper13));
+  } else {
+    use(0, hn::InterleaveLower(tag, line(0), line(1)));
+    use(1, hn::InterleaveUpper(tag, line(0), line(1)));
+  }
+}
+#endif
+
+// Whole vectors of channels.
 template <typename T>
-void load_four_channels(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t count) {
+std::int64_t load_vectors_of_channels(const T* from, std::int64_t from_step, T* to, std::int64_t to_step,
+                                      std::int64_t channels, std::int64_t count) {
   const hn::ScalableTag<T> tag;
-  const hn::CappedTag<T, 4> block;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  const auto block_lanes = static_cast<std::int64_t>(hn::Lanes(block));
-  T four[4 * HWY_MAX_BYTES / sizeof(T)];
-  const auto store = [&](std::int64_t i, std::int64_t cells) {
-    for (std::int64_t j = 0; j < cells; ++j) {
-      for (std::int64_t part = 0; part < 4; part += block_lanes) {
-        hn::StoreU(hn::LoadU(block, four + 4 * j + part), block, to + (i + j) * to_step + part);
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr std::int64_t kSide = kBlock<T>;
+  std::int64_t c = 0;
+  if constexpr (kLanes >= kSide) {
+    if (count < kSide) return 0;
+    for (; c < channels; c += kLanes) {
+      const std::int64_t valid = std::min(kLanes, channels - c);
+      if (valid < kLanes && !kMaskedStores) return c;
+      const T* rows[kLanes];
+      for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = from + (c + std::min(r, valid - 1)) * from_step;
+      const auto mask = hn::FirstN(tag, valid);
+      for (std::int64_t i = 0; i < count; i += kSide) {
+        // The last block may repeat some of the one before.
+        const std::int64_t first = std::min(i, count - kSide);
+        transpose_block(
+            tag, [&](std::int64_t r) { return rows[r] + first; },
+            [&](std::int64_t q, auto values) {
+              T* const place = to + (first + q) * to_step + c;
+              if (valid == kLanes) {
+                hn::StoreU(values, tag, place);
+              } else {
+                hn::BlendedStore(values, mask, tag, place);
+              }
+            });
       }
     }
-  };
-  std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto line = [&](std::int64_t c) { return hn::LoadU(tag, from + c * from_step + i); };
-    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
-    store(i, lanes);
   }
-  if (i == count) return;
-  if constexpr (kMaskedStores) {
-    const auto rest = hn::FirstN(tag, count - i);
-    const auto line = [&](std::int64_t c) { return hn::MaskedLoad(rest, tag, from + c * from_step + i); };
-    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
-    store(i, count - i);
-  } else {
-    for (; i < count; ++i) {
-      for (std::int64_t c = 0; c < 4; ++c) to[i * to_step + c] = from[c * from_step + i];
-    }
-  }
+  return c;
 }
 
 template <typename E, typename T>
 void load_channels(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
                    std::int64_t count) {
   std::int64_t c = 0;
-  if constexpr (std::is_same_v<E, T>) {
-    for (; c + 4 <= channels; c += 4) load_four_channels(from + c * from_step, from_step, to + c, to_step, count);
-  }
+  if constexpr (std::is_same_v<E, T>) c = load_vectors_of_channels(from, from_step, to, to_step, channels, count);
   for (; c < channels; ++c) {
     for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[c * from_step + i]);
+  }
+}
+
+template <typename E, typename T>
+HWY_INLINE T bias_of(const StoreRows<E, T>& job, std::int64_t channel) {
+  return job.bias == nullptr ? T{0} : widen<E, T>(job.bias[channel]);
+}
+
+// As many rows as a vector has lanes, of some channels, into to[channel to_step].
+template <typename E, typename T>
+void store_vector_of_rows(const StoreRows<E, T>& job, const T* const* rows, std::int64_t valid, std::int64_t first,
+                          std::int64_t last, E* to) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  if constexpr (kLanes >= kBlock<T>) {
+    for (std::int64_t c = first; c < last; c += kBlock<T>) {
+      transpose_block(
+          tag, [&](std::int64_t r) { return rows[r] + c; },
+          [&](std::int64_t q, auto sums) {
+            if (c + q >= last) return;
+            const auto values = hn::Add(sums, hn::Set(tag, bias_of(job, c + q)));
+            E* const place = to + (c + q) * job.to_step;
+            if constexpr (std::is_same_v<E, T>) {
+              if (valid == kLanes) return hn::StoreU(values, tag, place);
+            }
+            T some[kLanes];
+            hn::StoreU(values, tag, some);
+            for (std::int64_t r = 0; r < valid; ++r) place[r] = narrow<E, T>(some[r]);
+          });
+    }
+  } else {
+    for (std::int64_t c = first; c < last; ++c) {
+      for (std::int64_t r = 0; r < valid; ++r) {
+        to[c * job.to_step + r] = narrow<E, T>(rows[r][c] + bias_of(job, c));
+      }
+    }
+  }
+}
+
+template <typename E, typename T>
+void store_rows(const StoreRows<E, T>& job) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr std::int64_t kTogether = 16;  // channels: each is a stream of its own to the memory
+  const std::int64_t total = job.count * job.phases;
+  for (std::int64_t first = 0; first < job.channels; first += kTogether) {
+    const std::int64_t last = std::min(first + kTogether, job.channels);
+    const T* at = job.from;
+    std::int64_t phase = 0;
+    for (std::int64_t r = 0; r < total; r += kLanes) {
+      const std::int64_t valid = std::min(kLanes, total - r);
+      const T* rows[kLanes];
+      for (std::int64_t j = 0; j < valid; ++j) {
+        rows[j] = at;
+        at += job.phase_size;
+        if (++phase < job.phases) continue;
+        phase = 0;
+        at += job.cell_step - job.phases * job.phase_size;
+      }
+      for (std::int64_t j = valid; j < kLanes; ++j) rows[j] = rows[0];
+      store_vector_of_rows(job, rows, valid, first, last, job.to + r);
+    }
   }
 }
 
@@ -292,13 +393,7 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
       const std::int64_t valid = std::min(lanes, job.valid - first);
       const T* const targets = job.source + c * job.channel_step + first * job.target_step;
       if (valid < lanes && first > 0) std::fill(std::begin(packed), std::end(packed), T{0});
-      std::int64_t m = 0;
-      for (; m + 4 <= valid; m += 4) {
-        load_four_channels(targets + m * job.target_step, job.target_step, packed + m, lanes, count);
-      }
-      for (; m < valid; ++m) {
-        for (std::int64_t i = 0; i < count; ++i) packed[i * lanes + m] = targets[m * job.target_step + i];
-      }
+      load_channels<T, T>(targets, job.target_step, packed, lanes, valid, count);
       const auto whole = hn::FirstN(tag, job.width - first);
       const T* row = packed;
       for (std::int64_t channel = c; channel < c + channels; ++channel) {
@@ -384,8 +479,8 @@ double sum(const E* from, std::int64_t step, std::int64_t count) {
 
 template <typename E, typename T>
 ElementOps<E, T> make_element_ops() {
-  return {load<E, T>,    store<E, T>,        interleave<E, T>, store_cells<E, T>, load_channels<E, T>,
-          scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
+  return {load<E, T>,          store<E, T>,   interleave<E, T>,   store_rows<E, T>, store_cells<E, T>,
+          load_channels<E, T>, scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
 }
 
 const ElementOps<float, float>& float_elements() {

@@ -7,7 +7,6 @@
 // so that threads change no result.
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <vector>
 
 #include "core/parallel.h"
@@ -162,6 +161,7 @@ class GradWeight final : public Kernel {
   struct Memory {
     Scratch<T> input;
     Scratch<T> grad;
+    Scratch<T> rows;
     Scratch<std::int64_t> offsets;
   };
 
@@ -199,8 +199,10 @@ class GradWeight final : public Kernel {
     T* const packed_input =
         memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
     T* const packed_grad = memory.grad.get(blocking_.outputs * line_size);
+    T* const rows =
+        memory.rows.get(blocking_.along_inputs ? RowPanels(math, tile_size.rows).size(channels.outputs, kDepth) : 0);
     std::int64_t* const offsets =
-        memory.offsets.get(std::max(kDepth, tiling_.most_taps() * (blocking_.along_inputs ? 1 : blocking_.inputs)));
+        memory.offsets.get(blocking_.along_inputs ? 0 : tiling_.most_taps() * blocking_.inputs);
     const std::int64_t input_channel = channels.group * problem_.in_channels_per_group() + channels.first_input;
     const std::int64_t output_channel = channels.group * problem_.out_channels_per_group() + channels.first_output;
     const View<const E> input_view{input + input_channel * problem_.input_strides[1], problem_.input_strides,
@@ -224,7 +226,7 @@ class GradWeight final : public Kernel {
                   packed_grad);
         T* const sums = block + phase_begins_[p];
         if (blocking_.along_inputs) {
-          multiply(math, tile_size, phase, channels, tile.length, packed_grad, line_size, packed_input, offsets, sums);
+          multiply(math, tile_size, phase, channels, tile.length, packed_grad, line_size, packed_input, rows, sums);
         } else {
           dot(math, phase, channels, tile.length, packed_grad, line_size, packed_input + tiling_.lead(), offsets, sums);
         }
@@ -247,27 +249,27 @@ class GradWeight final : public Kernel {
 
   void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
                 const ChannelBlock& channels, std::int64_t length, const T* grad, std::int64_t line_size,
-                const T* packed_input, std::int64_t* offsets, T* sums) const {
-    std::iota(offsets, offsets + kDepth, 0);
+                const T* packed_input, T* rows, T* sums) const {
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
     const std::int64_t panel = tile_size.vectors * math.lanes;
+    const RowPanels row_panels(math, tile_size.rows);
     Multiply<T> job;
-    job.offsets = offsets;
-    job.a_step = line_size;
+    job.a_step = row_panels.step;
     job.c_step = taps * blocking_.inputs;
     job.accumulate = true;
     for (std::int64_t k = 0; k < length; k += kDepth) {
       job.depth = std::min(kDepth, length - k);
+      pack_lines(row_panels, channels.outputs, grad + k, line_size, job.depth, rows);
       for (std::int64_t n = 0; n < channels.inputs; n += panel) {
         job.b_step = panel_width(math, panel, channels.inputs, n);
         const T* const input = packed_input + n * tiling_.plane_size() + (tiling_.lead() + k) * job.b_step;
         for (std::int64_t t = 0; t < taps; ++t) {
           job.b = input + phase.taps[t].offset * job.b_step;
           for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {
-            job.a = grad + m * line_size + k;
+            job.a = rows + row_panels.place(m, job.depth);
             job.c = sums + (m * taps + t) * blocking_.inputs + n;
-            const std::int64_t rows = std::min(tile_size.rows, channels.outputs - m);
-            math.multiply_a_in_place[rows - 1][job.b_step / math.lanes - 1](job);
+            const std::int64_t here = std::min(tile_size.rows, channels.outputs - m);
+            math.multiply_packed[here - 1][job.b_step / math.lanes - 1](job);
           }
         }
       }
