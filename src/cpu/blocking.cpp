@@ -28,7 +28,7 @@ AxisMaps maps_of(const Problem& problem) {
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];
-    maps[a] = problem.direction == Direction::forward ? map_from_output(axis) : map_from_input(axis);
+    maps[a] = problem.direction == Direction::forward ? map_from_whole_output(axis) : map_from_input(axis);
   }
   return maps;
 }
@@ -53,16 +53,21 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   std::int64_t taps = 1;
   std::int64_t cells = std::max<std::int64_t>(problem.batch, 1);
   for (const AxisMap& map : maps) {
-    phases *= std::max<std::int64_t>(static_cast<std::int64_t>(map.targets.size()), 1);
+    const auto filled =
+        std::ranges::count_if(map.targets, [](const AxisTarget& target) { return !target.taps.empty(); });
+    phases *= std::max<std::int64_t>(filled, 1);
     sources *= std::max<std::int64_t>(static_cast<std::int64_t>(map.sources.size()), 1);
     cells *= std::max<std::int64_t>(map.cells, 1);
   }
   for (const Axis& axis : problem.axes) taps *= axis.kernel;
   const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
+  const bool many = channels >= 2 * kMostLanes;  // targets can be the columns
+  const std::int64_t unit = many ? kMostLanes : kPanel;
   const bool shared = weights_are_shared(problem);
   const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
     blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
-    blocking.target_channels = round_up(ceil_div(channels, blocking.target_blocks), channels > kPanel ? 2 : 1);
+    blocking.target_channels =
+        std::min(round_up(ceil_div(channels, blocking.target_blocks), many ? kMostLanes : 1), channels);
     blocking.target_blocks = ceil_div(channels, blocking.target_channels);
     return blocking;
   };
@@ -77,11 +82,8 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
     const auto tiles = static_cast<double>(shape.tiles);
     const auto weights = static_cast<double>(taps * channels);
-    // With many targets, these can be the columns.
     const double length = static_cast<double>(shape.longest());
     const double columns = column_cost(shape.longest());
-    const double multiply =
-        weights * tiles * (channels >= 2 * kMostLanes ? std::min(columns, 1.1 * length) : columns) / 32;
     const double pack_weights = weights * (shared ? 1 : tiles);
     const bool near = taps * channels * roles.source_channels <= kNearWeights;
     const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
@@ -90,8 +92,12 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
         static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
     const std::int64_t room = kMostSums / (phases * shape.longest());
-    for (std::int64_t targets = room >= kPanel ? room / kPanel * kPanel : room;; targets = ceil_div(targets, 2)) {
+    for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
+      const double filled =
+          static_cast<double>(blocking.target_blocks * round_up(blocking.target_channels, kMostLanes)) /
+          static_cast<double>(channels);
+      const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
       const std::int64_t tasks = problem.groups * blocking.target_blocks * shape.tiles;
       const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
       const double cost = ((multiply + pack_weights + read_weights +
@@ -103,7 +109,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
         least = cost;
         best = blocking;
       }
-      if (tasks >= kTasksWanted || targets < 2 * kPanel) break;
+      if (tasks >= kTasksWanted || targets < 2 * unit) break;
     }
     if (last) return best;
   }

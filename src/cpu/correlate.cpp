@@ -84,7 +84,10 @@ class Correlate final : public Kernel {
     const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
     const std::int64_t depth = roles_.source_channels * taps;
     const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
-    cells_are_columns_ = !channels_inside_ && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
+    // Many phases are better interleaved while they are transposed.
+    const bool gathers = tiling_.row_phases() > 4 && targets >= kMostLanes / 2;
+    cells_are_columns_ =
+        !channels_inside_ && !gathers && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(chunk_, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
@@ -275,7 +278,10 @@ class Correlate final : public Kernel {
     results.cells_are_columns = cells_are_columns_;
     results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, math.lanes);
     results.phase_size = results.row_size * (cells_are_columns_ ? block.targets : tile.length);
-    results.sums = memory.sums.get(static_cast<std::int64_t>(phases) * results.phase_size + kMostLanes);
+    results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
+    if (tiling_.has_empty_phases()) {
+      std::fill_n(results.sums + (tiling_.slots() - 1) * results.phase_size, results.phase_size, T{0});
+    }
 
     // [channel][source lattice][line], or [source lattice][line][channel]
     PackedSteps steps{sources * tiling_.plane_size(), 1};
@@ -336,7 +342,7 @@ class Correlate final : public Kernel {
   Multiply<T> job_of(std::size_t phase, std::int64_t channels, const Results<T>& results, bool accumulate) const {
     Multiply<T> job;
     job.depth = channels * static_cast<std::int64_t>(tiling_.phases()[phase].taps.size());
-    job.c = results.sums + static_cast<std::int64_t>(phase) * results.phase_size;
+    job.c = results.sums + tiling_.slot(phase) * results.phase_size;
     job.c_step = results.row_size;
     job.accumulate = accumulate;
     return job;
@@ -347,6 +353,7 @@ class Correlate final : public Kernel {
                             const Results<T>& results, bool accumulate) const {
     const auto [panel, most_vectors] = math.tile_for(block.targets, tiling_.longest());
     for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
+      if (tiling_.phases()[phase].taps.empty()) continue;
       Multiply<T> job = job_of(phase, channels, results, accumulate);
       job.offsets = offsets + taps_before_[phase] * channels;
       T* const sums = job.c;
@@ -376,6 +383,7 @@ class Correlate final : public Kernel {
       const T* const cell = cells.first + first * cells.step;
       for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
         const auto taps = static_cast<std::int64_t>(tiling_.phases()[phase].taps.size());
+        if (taps == 0) continue;
         Multiply<T> job = job_of(phase, channels, results, accumulate);
         const Panels<T> panels{weights + phase_place(block, channels, phase), job.depth, 0};
         job.a = rows;

@@ -111,7 +111,7 @@ void interleave_few(const Interleave<T, T>& job) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   const auto bias = hn::Set(tag, job.bias);
   const auto store = [&](std::int64_t i, T* to) {
-    const auto line = [&](std::int64_t p) { return hn::Add(hn::LoadU(tag, job.from + p * job.phase_size + i), bias); };
+    const auto line = [&](std::int64_t p) { return hn::Add(hn::LoadU(tag, job.from + job.places[p] + i), bias); };
     if constexpr (kPhases == 2) hn::StoreInterleaved2(line(0), line(1), tag, to);
     if constexpr (kPhases == 3) hn::StoreInterleaved3(line(0), line(1), line(2), tag, to);
     if constexpr (kPhases == 4) hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, to);
@@ -137,10 +137,11 @@ void interleave_many(const Interleave<T, T>& job) {
   const std::int64_t vectors = together * job.phases / lanes;
   constexpr std::int64_t kMostVectorsTogether = 16;
   std::int64_t i = 0;
-  if (vectors <= kMostVectorsTogether && job.count >= together && Strided<T>::fits(job.phases * job.phase_size)) {
+  const std::int64_t farthest = *std::max_element(job.places, job.places + job.phases);
+  if (vectors <= kMostVectorsTogether && job.count >= together && Strided<T>::fits(farthest)) {
     Index places[kMostVectorsTogether * HWY_MAX_BYTES / sizeof(T)];
     for (std::int64_t o = 0; o < vectors * lanes; ++o) {
-      places[o] = static_cast<Index>(o % job.phases * job.phase_size + o / job.phases);
+      places[o] = static_cast<Index>(job.places[o % job.phases] + o / job.phases);
     }
     for (; i + together <= job.count; i += together) {
       for (std::int64_t v = 0; v < vectors; ++v) {
@@ -151,7 +152,7 @@ void interleave_many(const Interleave<T, T>& job) {
   }
   for (; i < job.count; ++i) {
     for (std::int64_t p = 0; p < job.phases; ++p) {
-      job.to[i * job.phases + p] = job.from[p * job.phase_size + i] + job.bias;
+      job.to[i * job.phases + p] = job.from[job.places[p] + i] + job.bias;
     }
   }
 }
@@ -172,7 +173,7 @@ void interleave(const Interleave<E, T>& job) {
     const T* const from = job.from + i * job.cell_step;
     E* const to = job.to + i * job.period;
     for (std::int64_t p = 0; p < job.phases; ++p) {
-      to[p * job.to_step] = narrow<E, T>(from[p * job.phase_size] + job.bias);
+      to[p * job.to_step] = narrow<E, T>(from[job.places[p]] + job.bias);
     }
   }
 }
@@ -329,17 +330,16 @@ void store_rows(const StoreRows<E, T>& job) {
   const std::int64_t total = job.count * job.phases;
   for (std::int64_t first = 0; first < job.channels; first += kTogether) {
     const std::int64_t last = std::min(first + kTogether, job.channels);
-    const T* at = job.from;
+    const T* cell = job.from;
     std::int64_t phase = 0;
     for (std::int64_t r = 0; r < total; r += kLanes) {
       const std::int64_t valid = std::min(kLanes, total - r);
       const T* rows[kLanes];
       for (std::int64_t j = 0; j < valid; ++j) {
-        rows[j] = at;
-        at += job.phase_size;
+        rows[j] = cell + job.places[phase];
         if (++phase < job.phases) continue;
         phase = 0;
-        at += job.cell_step - job.phases * job.phase_size;
+        cell += job.cell_step;
       }
       for (std::int64_t j = valid; j < kLanes; ++j) rows[j] = rows[0];
       store_vector_of_rows(job, rows, valid, first, last, job.to + r);

@@ -7,7 +7,7 @@
 
 namespace tconv::cpu {
 
-// The tile of results: [phase][m][n], where m, n are target channel and cell, or cell and target channel.
+// The tile of results: [slot of the phase][m][n], where m, n are target channel and cell, or cell and target channel.
 template <typename T>
 struct Results {
   T* sums = nullptr;
@@ -70,7 +70,7 @@ class ResultStore {
     job.channels = view.channels;
     job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
     for (const Runs::Run& run : runs.all()) {
-      job.from = results.sums + index * results.phase_size + run.line * results.cell_step();
+      job.from = results.sums + tiling_.slot(index) * results.phase_size + run.line * results.cell_step();
       job.to = view.data + run.tensor;
       element_ops<E, T>().store_cells(job);
     }
@@ -85,10 +85,14 @@ class ResultStore {
     const PhaseTile& phase = tiling_.phases()[first_phase];
     const Runs runs = target_runs(tiling_, tile, phase, view.strides);
     if (!runs.along_row() || !shortest.along_row()) return 0;
+    std::vector<std::int64_t> places;
+    for (std::int64_t w = 0; w < tiling_.row_phases(); ++w) {
+      places.push_back(tiling_.slot(first_phase + w) * results.phase_size);
+    }
     if (!results.cells_are_columns) {
       if (view.strides[4] != 1 || runs.tensor_step() != tiling_.row_phases()) return 0;
       StoreRows<E, T> job;
-      job.phase_size = results.phase_size;
+      job.places = places.data();
       job.phases = tiling_.row_phases();
       job.cell_step = results.row_size;
       job.to_step = view.strides[1];
@@ -96,7 +100,7 @@ class ResultStore {
       job.channels = view.channels;
       job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
       for (const Runs::Run& run : runs.all()) {
-        job.from = results.sums + first_phase * results.phase_size + run.line * results.row_size;
+        job.from = results.sums + run.line * results.row_size;
         job.to = view.data + run.tensor;
         element_ops<E, T>().store_rows(job);
       }
@@ -104,15 +108,14 @@ class ResultStore {
     }
     if (tiling_.row_phases() == 1) return 0;
     Interleave<E, T> job;
-    job.phase_size = results.phase_size;
+    job.places = places.data();
     job.phases = tiling_.row_phases();
     job.cell_step = results.cell_step();
     job.to_step = view.strides[4];
     job.period = runs.tensor_step();
     job.count = shortest.count();
     for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
-      job.from = results.sums + first_phase * results.phase_size + channel * results.channel_step() +
-                 run.line * results.cell_step();
+      job.from = results.sums + channel * results.channel_step() + run.line * results.cell_step();
       job.to = view.data + channel * view.strides[1] + run.tensor;
       job.bias = bias_of(first_channel + channel);
       element_ops<E, T>().interleave(job);
@@ -129,7 +132,7 @@ class ResultStore {
     rest.begin[2] += done;
     rest.count[2] -= done;
     const Runs runs = target_runs(tiling_, rest, phase, view.strides);
-    const T* const sums = results.sums + index * results.phase_size + done * results.cell_step();
+    const T* const sums = results.sums + tiling_.slot(index) * results.phase_size + done * results.cell_step();
     for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
       element_ops<E, T>().store(sums + channel * results.channel_step() + run.line * results.cell_step(),
                                 runs.line_step() * results.cell_step(),

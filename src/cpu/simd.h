@@ -113,11 +113,11 @@ struct PackWeights {
   T* packed = nullptr;
 };
 
-// Interleaves phases into a row: to[i period + phase to_step] = from[phase phase_size + i cell_step] + bias, rounded.
+// Interleaves phases into a row: to[i period + phase to_step] = from[places[phase] + i cell_step] + bias, rounded.
 template <typename E, typename T>
 struct Interleave {
   const T* from = nullptr;
-  std::int64_t phase_size = 0;
+  const std::int64_t* places = nullptr;
   std::int64_t phases = 0;
   std::int64_t cell_step = 0;
   E* to = nullptr;
@@ -128,12 +128,12 @@ struct Interleave {
 };
 
 // Turns results with their channels side by side into rows of phases:
-//   to[channel to_step + i phases + phase] = from[phase phase_size + i cell_step + channel] + bias[channel], rounded.
+//   to[channel to_step + i phases + phase] = from[places[phase] + i cell_step + channel] + bias[channel], rounded.
 // No bias: nullptr. Reads whole blocks of 16 bytes.
 template <typename E, typename T>
 struct StoreRows {
   const T* from = nullptr;
-  std::int64_t phase_size = 0;
+  const std::int64_t* places = nullptr;
   std::int64_t phases = 0;
   std::int64_t cell_step = 0;
   E* to = nullptr;
