@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tconv.bench import Bench, Result, geometric_mean
+from tconv.bench_cpu import summary
 from tconv.bench_limits import Limits
 from tconv.bench_timing import Timing
 from tconv.terminal import has_rich, make_console, make_progress
@@ -132,6 +133,8 @@ def footnotes(bench: Bench, results: list[Result]) -> list[str]:
         notes.append("* cut to CPU scale: fewer samples and less space, the layer's channels and geometry unchanged")
     notes.append("of limit: max(bytes / copy bandwidth, operations / matrix rate, launch) over our time;")
     notes.append("error: norm-wise, against fp64; times are medians ± half the distance between the quartiles")
+    if bench.device.type == "cpu":
+        notes += summary(results)
     return notes
 
 
