@@ -242,21 +242,21 @@ HWY_INLINE void transpose_block(D tag, const Row& row, const Use& use) {
 }
 #endif
 
-// Whole vectors of channels.
-template <typename T>
-std::int64_t load_vectors_of_channels(const T* from, std::int64_t from_step, T* to, std::int64_t to_step,
-                                      std::int64_t channels, std::int64_t count) {
+// Lines that begin at line(0), line(1) ... become columns: to[i to_step + c] = line(c)[i]. Returns how many were done,
+// in whole vectors.
+template <typename T, typename Line>
+std::int64_t transpose_lines(const Line& line, T* to, std::int64_t to_step, std::int64_t lines, std::int64_t count) {
   const hn::ScalableTag<T> tag;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   constexpr std::int64_t kSide = kBlock<T>;
   std::int64_t c = 0;
   if constexpr (kLanes >= kSide) {
     if (count < kSide) return 0;
-    for (; c < channels; c += kLanes) {
-      const std::int64_t valid = std::min(kLanes, channels - c);
+    for (; c < lines; c += kLanes) {
+      const std::int64_t valid = std::min(kLanes, lines - c);
       if (valid < kLanes && !kMaskedStores) return c;
       const T* rows[kLanes];
-      for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = from + (c + std::min(r, valid - 1)) * from_step;
+      for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = line(c + std::min(r, valid - 1));
       const auto mask = hn::FirstN(tag, valid);
       for (std::int64_t i = 0; i < count; i += kSide) {
         // The last block may repeat some of the one before.
@@ -277,14 +277,26 @@ std::int64_t load_vectors_of_channels(const T* from, std::int64_t from_step, T* 
   return c;
 }
 
+template <typename E, typename T, typename Line>
+void load_transposed(const Line& line, T* to, std::int64_t to_step, std::int64_t lines, std::int64_t count) {
+  std::int64_t c = 0;
+  if constexpr (std::is_same_v<E, T>) c = transpose_lines<T>(line, to, to_step, lines, count);
+  for (; c < lines; ++c) {
+    const E* const from = line(c);
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[i]);
+  }
+}
+
 template <typename E, typename T>
 void load_channels(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
                    std::int64_t count) {
-  std::int64_t c = 0;
-  if constexpr (std::is_same_v<E, T>) c = load_vectors_of_channels(from, from_step, to, to_step, channels, count);
-  for (; c < channels; ++c) {
-    for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[c * from_step + i]);
-  }
+  load_transposed<E>([&](std::int64_t c) { return from + c * from_step; }, to, to_step, channels, count);
+}
+
+template <typename E, typename T>
+void load_lines(const E* from, const std::int64_t* offsets, T* to, std::int64_t to_step, std::int64_t lines,
+                std::int64_t count) {
+  load_transposed<E>([&](std::int64_t c) { return from + offsets[c]; }, to, to_step, lines, count);
 }
 
 template <typename E, typename T>
@@ -479,8 +491,8 @@ double sum(const E* from, std::int64_t step, std::int64_t count) {
 
 template <typename E, typename T>
 ElementOps<E, T> make_element_ops() {
-  return {load<E, T>,          store<E, T>,   interleave<E, T>,   store_rows<E, T>, store_cells<E, T>,
-          load_channels<E, T>, scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
+  return {load<E, T>,       store<E, T>,   interleave<E, T>,   store_rows<E, T>, store_cells<E, T>, load_channels<E, T>,
+          load_lines<E, T>, scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
 }
 
 const ElementOps<float, float>& float_elements() {

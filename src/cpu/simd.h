@@ -183,6 +183,9 @@ struct ElementOps {
   // to[i to_step + channel] = from[channel from_step + i]
   void (*load_channels)(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
                         std::int64_t count) = nullptr;
+  // to[i to_step + line] = from[offsets[line] + i]
+  void (*load_lines)(const E* from, const std::int64_t* offsets, T* to, std::int64_t to_step, std::int64_t lines,
+                     std::int64_t count) = nullptr;
   void (*scatter)(const Scatter<E, T>& job) = nullptr;
   void (*pack_weights)(const PackWeights<E, T>& job) = nullptr;
   // sums[i] += from[i step]
