@@ -68,6 +68,9 @@ std::vector<Problem> large_problems(Direction direction, DType dtype) {
       layer(direction, dtype, 1, {200, 150, 1}, {one, {2, 4, 2, 1, 1, 1, 0}, {2, 4, 2, 1, 1, 1, 0}}),
       layer(direction, dtype, 1, {3, 2, 1}, {one, {4, 3, 5, 2, 1, 1, 0}, {2100, 3, 5, 2, 1, 1, 4}}),
       layer(direction, dtype, 1, {600, 6, 1}, {one, one, {6, 3, 1, 1, 0, 0, 0}}),
+      layer(direction, dtype, 2, {40, 3, 1}, {one, {41, 9, 2, 1, 4, 4, 1}, {57, 9, 2, 1, 4, 4, 1}}),
+      layer(direction, dtype, 2, {30, 40, 1}, {one, {17, 3, 5, 2, 1, 1, 0}, {37, 3, 5, 2, 1, 1, 3}}),
+      layer(direction, dtype, 1, {120, 70, 1}, {one, {23, 2, 2, 1, 0, 0, 0}, {29, 2, 2, 1, 0, 0, 0}}),
   };
 }
 
