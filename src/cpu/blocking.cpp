@@ -19,7 +19,7 @@ constexpr double kRowCost = 25;  // of a row of the source, however short
 // Of a weight that comes from the L2 cache, or from beyond it.
 constexpr double kNearWeight = 0.06;
 constexpr double kFarWeight = 0.3;
-constexpr double kCellCost = 0.12;                            // of a cell and tap, in front of each block of targets
+constexpr double kCellCost = 0.2;                             // of a cell and tap, in front of each block of targets
 constexpr std::int64_t kNearWeights = std::int64_t{1} << 17;  // elements
 
 }  // namespace

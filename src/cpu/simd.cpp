@@ -51,7 +51,7 @@ void multiply(const Multiply<T>& job) {
   }
   const T* a = job.a;
   const T* b = job.b;
-  for (std::int64_t k = 0; k < job.depth; ++k) {
+  const auto step = [&](std::int64_t k) HWY_ATTR {
     const T* const b_row = kInPlace ? job.b + job.offsets[k] : b;
     V columns[kVectors];
     for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b_row + v * lanes);
@@ -62,7 +62,15 @@ void multiply(const Multiply<T>& job) {
     }
     a += job.a_step;
     b += job.b_step;
+  };
+  std::int64_t k = 0;
+  if constexpr (kTileRows > 9) {  // two steps at a time are faster for tall tiles, and slower for wide ones
+    for (; k + 2 <= job.depth; k += 2) {
+      step(k);
+      step(k + 1);
+    }
   }
+  for (; k < job.depth; ++k) step(k);
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[m][v], tag, c + m * c_step + v * lanes);
