@@ -7,10 +7,13 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{3} << 15;  // elements of a tile of results: they stay in the L2 cache
-constexpr std::int64_t kFewestCells = 64;                  // fewer leave too little to do for what is packed
-constexpr std::int64_t kTasksWanted = 16;                  // no more are needed to keep the threads busy
-constexpr std::int64_t kPanel = 14;                        // target channels are cut at multiples of this
+// Shares of the L2 cache: of the tile of results, of the packed source of a task, of weights that stay there.
+constexpr double kSumsShare = 0.3;
+constexpr double kSourceShare = 0.2;
+constexpr double kWeightsShare = 0.4;
+constexpr std::int64_t kFewestCells = 64;                        // fewer leave too little to do for what is packed
+constexpr std::int64_t kTasksWanted = 16;                        // no more are needed to keep the threads busy
+constexpr std::int64_t kPanel = 14;                              // target channels are cut at multiples of this
 constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of packed weights that any call may hold
 
 // In cycles, roughly.
@@ -19,8 +22,7 @@ constexpr double kRowCost = 25;  // of a row of the source, however short
 // Of a weight that comes from the L2 cache, or from beyond it.
 constexpr double kNearWeight = 0.06;
 constexpr double kFarWeight = 0.3;
-constexpr double kCellCost = 0.2;                             // of a cell and tap, in front of each block of targets
-constexpr std::int64_t kNearWeights = std::int64_t{1} << 17;  // elements
+constexpr double kCellCost = 0.2;  // of a cell and tap, in front of each block of targets
 
 }  // namespace
 
@@ -47,7 +49,8 @@ double column_cost(std::int64_t columns) {
 }
 
 // Counts the cycles of a group.
-Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads) {
+Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads,
+                         const Caches& caches) {
   std::int64_t phases = 1;
   std::int64_t sources = 1;
   std::int64_t taps = 1;
@@ -71,27 +74,30 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     blocking.target_blocks = ceil_div(channels, blocking.target_channels);
     return blocking;
   };
+  const std::int64_t most_sums = caches.elements(kSumsShare);
+  const std::int64_t most_source = caches.elements(kSourceShare);
   Blocking best;
   double least = 0;
   for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
     Blocking blocking;
+    blocking.most_source = most_source;
     blocking.cells = ceil_div(cells, parts);
     const TileShape shape(maps, problem.batch, blocking.cells);
     const std::int64_t line = shape.images * shape.image_step;
     const bool last = blocking.cells <= kFewestCells;
-    if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
+    if (!last && (line * sources * 8 > most_source || shape.longest() * phases * kPanel > most_sums)) continue;
     const auto tiles = static_cast<double>(shape.tiles);
     const auto weights = static_cast<double>(taps * channels);
     const double length = static_cast<double>(shape.longest());
     const double columns = column_cost(shape.longest());
     const double pack_weights = weights * (shared ? 1 : tiles);
-    const bool near = taps * channels * roles.source_channels <= kNearWeights;
+    const bool near = taps * channels * roles.source_channels <= caches.elements(kWeightsShare);
     const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
     const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));
     const double pack_source =
         static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
-    const std::int64_t room = kMostSums / (phases * shape.longest());
+    const std::int64_t room = most_sums / (phases * shape.longest());
     for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
       const double filled =

@@ -72,7 +72,7 @@ class Correlate final : public Kernel {
     empty_ = all == 0 || problem.batch == 0 || roles_.target_channels == 0;
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
     const std::int64_t taps = std::max<std::int64_t>(tiling_.most_taps(), 1);
-    chunk_ = std::min({kMostSource / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
+    chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
                        std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
     chunk_ = even_parts(roles_.source_channels, chunk_);
     const std::int64_t length = tiling_.longest();
@@ -430,7 +430,7 @@ class Correlate final : public Kernel {
 Proposal propose_correlate(const Problem& problem, const DeviceProperties& device) {
   const Roles roles(problem);
   AxisMaps maps = maps_of(problem);
-  const Blocking blocking = choose_blocking(maps, problem, roles, std::max(device.threads, 1));
+  const Blocking blocking = choose_blocking(maps, problem, roles, std::max(device.threads, 1), caches());
   Tiling tiling(std::move(maps), problem.batch, blocking.cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
