@@ -33,7 +33,9 @@ std::string initialiser(const TileShape& s) {
   text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.span) + ", " + list(s.slots) + ", ";
   text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", ";
   text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
-  text += number(s.block_channels) + text_of(s.warpgroup) + ", " + number(s.row_tiles) + number(s.column_tiles);
+  text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
+  text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
+          number(s.row_tiles) + number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
@@ -57,6 +59,16 @@ PlaneSite plane_site(const TileShape& shape, int a, int back) {
   return site;
 }
 
+// Streams: how far the elements of a distance (gradient: of a tap) lie from the box's first, in bytes.
+int box_offset(const TileShape& shape, const int (&back)[3]) {
+  int offset = 0;
+  for (int a = 0; a < 3; ++a) {
+    const int step = shape.gradient ? back[a] * shape.dilation[a] : (shape.backs[a] - 1 - back[a]) * shape.back_step[a];
+    offset += (a == 2 ? shape.row_place(step) : step) * shape.box_step(a);
+  }
+  return offset;
+}
+
 // For each distance: how far its cells lie from the patch's first, and which row tiles have a tap there.
 std::string back_tables(const TileShape& shape) {
   std::string cells;
@@ -71,7 +83,7 @@ std::string back_tables(const TileShape& shape) {
       position = position * shape.patch(1 + a) + site.cell;
       plane = plane * shape.planes[a] + site.plane;
     }
-    cells += std::to_string(plane * shape.plane_pitch() + position) + ", ";
+    cells += std::to_string(shape.streams ? box_offset(shape, back) : plane * shape.plane_pitch() + position) + ", ";
     rows += std::to_string(row_tiles_with_tap(shape, index)) + "u, ";
   }
   // Twice: for loops that are unrolled whole, where they become immediate operands, and for the others.
@@ -90,12 +102,17 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
   source.config +=
       "#define kClusterAttribute " +
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
-  if (shape.warpgroup) source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
+  if (shape.streams) {
+    source.config += wgmma_from_registers(shape.math, shape.row_unit);
+  } else if (shape.warpgroup) {
+    source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
+  }
   return source;
 }
 
 KernelSource main_source(const TileShape& shape) {
-  return source_of(shape, shape.warpgroup ? "tile_sm90.cuh" : "tile.cuh", "tconv_tile");
+  const char* const file = shape.streams ? "tile_stream.cuh" : shape.warpgroup ? "tile_sm90.cuh" : "tile.cuh";
+  return source_of(shape, file, "tconv_tile");
 }
 
 bool has_dense_taps(const Problem& problem) {
@@ -127,7 +144,8 @@ class TileKernel final : public Kernel {
     params_ = params_of(problem);
     // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
     // of blocks only.
-    overlaps_pack_ = shape_.packed && blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors;
+    overlaps_pack_ = shape_.packed && ((shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
+                                       blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
     pack_grid_ = {
         .grid_x = static_cast<unsigned>(shape_.channel_chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
         .grid_y = static_cast<unsigned>(params_.channel_blocks),
@@ -188,9 +206,11 @@ class TileKernel final : public Kernel {
             std::to_string(s.channels) + "x" + std::to_string(s.all_backs());
     if (s.gradient)
       text += " in " + std::to_string(s.all_plane_groups()) + "x" + std::to_string(s.all_planes()) + " planes";
-    text += std::string(s.warpgroup ? ", warpgroups " : ", warps ") + std::to_string(s.row_teams) + "x" +
-            std::to_string(s.column_teams) + "x" + std::to_string(s.depth_teams) + " of " +
-            std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(8 * s.column_tiles);
+    text += std::string(s.streams     ? ", streams to warpgroups "
+                        : s.warpgroup ? ", warpgroups "
+                                      : ", warps ") +
+            std::to_string(s.row_teams) + "x" + std::to_string(s.column_teams) + "x" + std::to_string(s.depth_teams) +
+            " of " + std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(8 * s.column_tiles);
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
     text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
             " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +

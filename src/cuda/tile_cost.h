@@ -32,5 +32,6 @@ int tile_registers(const TileShape& shape);
 
 // Expected seconds of a problem cut in this way.
 double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device);
+double stream_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device);
 
 }  // namespace tconv::cuda

@@ -1,8 +1,12 @@
 #include "cuda/wgmma.h"
 
 namespace tconv::cuda {
+namespace {
 
-std::string wgmma_function(TileMath math, int columns) {
+// The instruction with its sums: `a` names the operands of the first factor after them, `declared` and `passed` are
+// what the function takes and hands over for it.
+std::string function(TileMath math, int columns, const char* name, const std::string& a, int a_operands,
+                     const char* declared, const char* passed, const char* transposes) {
   const bool tf32 = math == TileMath::tf32;
   const char* type = tf32 ? "tf32" : math == TileMath::f16 ? "f16" : "bf16";
   std::string registers;
@@ -12,14 +16,28 @@ std::string wgmma_function(TileMath math, int columns) {
     operands +=
         std::string(i > 0 ? ", " : "") + "\"+f\"(d[" + std::to_string(i / 4) + "][" + std::to_string(i % 4) + "])";
   }
-  const std::string a = "%" + std::to_string(columns / 2);
-  const std::string b = "%" + std::to_string(columns / 2 + 1);
-  return "__device__ __forceinline__ void multiply(float (&d)[" + std::to_string(columns / 8) +
-         "][4], unsigned long long a, unsigned long long b) {\n  asm volatile(\"{ .reg .pred p; setp.ne.b32 p, 1, 0; "
+  const std::string b = "%" + std::to_string(columns / 2 + a_operands);
+  return "__device__ __forceinline__ void " + std::string(name) + "(float (&d)[" + std::to_string(columns / 8) +
+         "][4], " + declared +
+         ", unsigned long long b) {\n  asm volatile(\"{ .reg .pred p; setp.ne.b32 p, 1, 0; "
          "wgmma.mma_async.sync.aligned.m64n" +
          std::to_string(columns) + "k" + (tf32 ? "8" : "16") + ".f32." + type + "." + type + " {" + registers + "}, " +
-         a + ", " + b + ", p, 1, 1" + (tf32 ? "" : ", 0, 0") + "; }\"\n : " + operands +
-         "\n : \"l\"(a), \"l\"(b));\n}\n";
+         a + ", " + b + ", p, 1, 1" + (tf32 ? "" : transposes) + "; }\"\n : " + operands + "\n : " + passed +
+         ", \"l\"(b));\n}\n";
+}
+
+}  // namespace
+
+std::string wgmma_function(TileMath math, int columns) {
+  const std::string a = "%" + std::to_string(columns / 2);
+  return function(math, columns, "multiply", a, 1, "unsigned long long a", "\"l\"(a)", ", 0, 0");
+}
+
+std::string wgmma_from_registers(TileMath math, int columns) {
+  std::string a;
+  for (int i = 0; i < 4; ++i) a += (i > 0 ? ", %" : "{%") + std::to_string(columns / 2 + i);
+  return function(math, columns, "multiply", a + "}", 4, "const unsigned (&a)[4]",
+                  R"("r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))", ", 0");
 }
 
 }  // namespace tconv::cuda

@@ -10,4 +10,8 @@ namespace tconv::cuda {
 // multiply(float (&d)[columns / 8][4], a, b): adds the product of what two descriptors point at.
 std::string wgmma_function(TileMath math, int columns);
 
+// multiply(float (&d)[columns / 8][4], const unsigned (&a)[4], b): the first factor is in the registers of the
+// warpgroup.
+std::string wgmma_from_registers(TileMath math, int columns);
+
 }  // namespace tconv::cuda

@@ -142,6 +142,15 @@ inline void copy_16_async(unsigned shared, const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(emulation::place(shared, 16), global, 16);
 }
+template <int kBytes>
+void copy_async(unsigned shared, const void* global, bool wanted) {
+  unsigned char* const target = emulation::place(shared, kBytes);
+  std::memset(target, 0, kBytes);
+  if (!wanted) return;
+  if (reinterpret_cast<std::uintptr_t>(global) % kBytes != 0)
+    throw std::runtime_error("a copy's source is not aligned");
+  std::memcpy(target, global, kBytes);
+}
 inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}
@@ -169,29 +178,44 @@ inline float load_from_block(unsigned address, int rank) {
 }
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
 
-// A barrier for one arrival: how many phases have ended, and bytes announced that have not come yet. Thread 0 asks for
-// the copies and runs first, so that whoever waits in vain waits for a copy that nobody asked for.
+inline unsigned load_shared_32(unsigned address) { return emulation::read<unsigned>(address); }
+inline unsigned load_shared_16(unsigned address) { return emulation::read<unsigned short>(address); }
+template <int kThreads>
+void sync_first_threads() {
+  tconv::test::BlockEmulator::first_threads(kThreads);
+}
+
+// How many phases have ended, who still has to arrive in this one, and bytes announced that have not come yet.
 struct Barrier {
-  int phases;
-  int bytes;
+  std::int32_t bytes;
+  std::uint16_t phases;
+  std::uint8_t missing;
+  std::uint8_t arrivals;
 };
 static_assert(sizeof(Barrier) == 8);
-inline void update_barrier(unsigned address, int bytes, bool ends) {
+inline void update_barrier(unsigned address, int bytes, int arrived) {
   auto barrier = emulation::read<Barrier>(address);
   barrier.bytes += bytes;
-  if (ends && barrier.bytes == 0) ++barrier.phases;
+  if (arrived > barrier.missing) throw std::runtime_error("more arrivals at a barrier than it waits for");
+  barrier.missing = static_cast<std::uint8_t>(barrier.missing - arrived);
+  if (barrier.missing == 0 && barrier.bytes == 0) {
+    ++barrier.phases;
+    barrier.missing = barrier.arrivals;
+  }
   std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
 inline void init_barrier(unsigned address, int arrivals) {
-  if (arrivals != 1) throw std::runtime_error("barriers for one arrival are all that is emulated");
-  const Barrier barrier{0, 0};
+  if (arrivals < 1 || arrivals > 255) throw std::runtime_error("barriers of that many arrivals are not emulated");
+  const Barrier barrier{0, 0, static_cast<std::uint8_t>(arrivals), static_cast<std::uint8_t>(arrivals)};
   std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
+inline void arrive(unsigned address) { update_barrier(address, 0, 1); }
+inline void arrive_after_copies(unsigned address) { update_barrier(address, 0, 1); }
 inline void publish_barriers() {}
-inline void expect_bytes(unsigned address, int bytes) { update_barrier(address, bytes, bytes == 0); }
+inline void expect_bytes(unsigned address, int bytes) { update_barrier(address, bytes, 1); }
 inline void wait_barrier(unsigned address, int parity) {
-  if (emulation::read<Barrier>(address).phases % 2 == parity)
-    throw std::runtime_error("a wait for weights that are not on their way");
+  while (emulation::read<Barrier>(address).phases % 2 == parity)
+    tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::poll);
 }
 inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
@@ -199,7 +223,7 @@ inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned b
   for (int i = 0; i < bytes; i += 16) {
     std::memcpy(emulation::place(shared + static_cast<unsigned>(i), 16), static_cast<const char*>(global) + i, 16);
   }
-  update_barrier(barrier, -bytes, true);
+  update_barrier(barrier, -bytes, 0);
 }
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
@@ -211,7 +235,8 @@ template <int kRegisters>
 void take_registers() {}
 inline void fence_warpgroup() {}
 inline void commit_warpgroup() {}
-inline void wait_for_warpgroup() {}
+template <int kPending = 0>
+void wait_for_warpgroup() {}
 
 inline unsigned round_to_tf32(float value) {
   const unsigned bits = std::bit_cast<unsigned>(value);
@@ -253,35 +278,49 @@ inline void multiply_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, uns
   multiply<emulation::Type::f16>(d, a, b0, b1);
 }
 
-// wgmma with both operands from shared memory, K-major and without swizzle: each thread takes its own sums from what
-// the descriptors point at.
+// wgmma: rows and columns of operands in shared memory, K-major and without swizzle, are what descriptors point at;
+// each thread takes its own sums.
+inline void described_words(unsigned long long descriptor, int row, unsigned (&words)[8]) {
+  const auto start = static_cast<unsigned>(descriptor & 0x3fff);
+  const auto next_slab = static_cast<unsigned>(descriptor >> 16 & 0x3fff);
+  const auto next_rows = static_cast<unsigned>(descriptor >> 32 & 0x3fff);
+  for (unsigned slab = 0; slab < 2; ++slab) {
+    const unsigned cell =
+        start + static_cast<unsigned>(row) / 8 * next_rows + static_cast<unsigned>(row) % 8 + slab * next_slab;
+    std::memcpy(words + 4 * slab, emulation::place(cell * 16, 16), 16);
+  }
+}
+template <emulation::Type kType, int kColumnTiles>
+void add_products(float (&d)[kColumnTiles][4], int half, const unsigned (&row)[8], unsigned long long b) {
+  for (int tile = 0; tile < kColumnTiles; ++tile) {
+    for (int side = 0; side < 2; ++side) {
+      unsigned column[8];
+      described_words(b, tile * 8 + emulation::lane() % 4 * 2 + side, column);
+      double sum = d[tile][2 * half + side];
+      for (int k = 0; k < 8 * emulation::kPerWord<kType>; ++k)
+        sum += emulation::operand<kType>(row, k) * emulation::operand<kType>(column, k);
+      d[tile][2 * half + side] = static_cast<float>(sum);
+    }
+  }
+}
 template <emulation::Type kType, int kColumnTiles>
 void multiply_warpgroup(float (&d)[kColumnTiles][4], unsigned long long a, unsigned long long b) {
-  const auto words_of = [](unsigned long long descriptor, int row, unsigned (&words)[8]) {
-    const auto start = static_cast<unsigned>(descriptor & 0x3fff);
-    const auto next_slab = static_cast<unsigned>(descriptor >> 16 & 0x3fff);
-    const auto next_rows = static_cast<unsigned>(descriptor >> 32 & 0x3fff);
-    for (unsigned slab = 0; slab < 2; ++slab) {
-      const unsigned cell =
-          start + static_cast<unsigned>(row) / 8 * next_rows + static_cast<unsigned>(row) % 8 + slab * next_slab;
-      std::memcpy(words + 4 * slab, emulation::place(cell * 16, 16), 16);
-    }
-  };
-  const int lane = emulation::lane();
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   for (int half = 0; half < 2; ++half) {
     unsigned row[8];
-    words_of(a, warp * 16 + lane / 4 + 8 * half, row);
-    for (int tile = 0; tile < kColumnTiles; ++tile) {
-      for (int side = 0; side < 2; ++side) {
-        unsigned column[8];
-        words_of(b, tile * 8 + lane % 4 * 2 + side, column);
-        double sum = d[tile][2 * half + side];
-        for (int k = 0; k < 8 * emulation::kPerWord<kType>; ++k)
-          sum += emulation::operand<kType>(row, k) * emulation::operand<kType>(column, k);
-        d[tile][2 * half + side] = static_cast<float>(sum);
-      }
-    }
+    described_words(a, warp * 16 + emulation::lane() / 4 + 8 * half, row);
+    add_products<kType>(d, half, row, b);
+  }
+}
+// The first factor from registers, laid out as mma.m16n8's.
+template <emulation::Type kType, int kColumnTiles>
+void multiply_warpgroup(float (&d)[kColumnTiles][4], const unsigned (&a)[4], unsigned long long b) {
+  const tconv::test::BlockEmulator::Exchange all({a[0], a[1], a[2], a[3]});
+  for (int half = 0; half < 2; ++half) {
+    unsigned row[8];
+    for (int word = 0; word < 8; ++word)
+      row[word] = all.lane(emulation::lane() / 4 * 4 + word % 4)[half + word / 4 * 2];
+    add_products<kType>(d, half, row, b);
   }
 }
 

@@ -31,6 +31,19 @@ __device__ __forceinline__ void copy_16_async(unsigned shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// Bytes (4, 8 or 16, both addresses aligned to them) or zeros.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global, bool wanted) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
+                 "r"(wanted ? kBytes : 0)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>  // groups of copies that may still be under way
 __device__ __forceinline__ void wait_for_copies() {
@@ -80,6 +93,17 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ unsigned load_shared_32(unsigned address) {
+  unsigned word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+__device__ __forceinline__ unsigned load_shared_16(unsigned address) {
+  unsigned short bits;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");
+  return bits;
+}
+
 // The same place of the shared memory of another block of the cluster.
 __device__ __forceinline__ float load_from_block(unsigned address, int rank) {
   unsigned remote;
@@ -103,6 +127,13 @@ __device__ __forceinline__ void publish_barriers() {
 }
 __device__ __forceinline__ void expect_bytes(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives once all copies have come that this thread has asked for with copy_async.
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void wait_barrier(unsigned barrier, int parity) {
   unsigned done = 0;
@@ -149,7 +180,16 @@ __device__ __forceinline__ void take_registers() {
 
 __device__ __forceinline__ void fence_warpgroup() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_warpgroup() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_warpgroup() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kPending = 0>  // groups of products that may still be under way
+__device__ __forceinline__ void wait_for_warpgroup() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// A barrier of the block's first threads alone.
+template <int kThreads>
+__device__ __forceinline__ void sync_first_threads() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
 
 // The nearest TF32 value, ties away from zero, as cuDNN rounds.
 __device__ __forceinline__ unsigned round_to_tf32(float value) {

@@ -5,6 +5,7 @@
 #include "tile_bulk.cuh"
 #include "tile_load.cuh"
 #include "tile_load_gradient.cuh"
+#include "tile_place.cuh"
 
 template <bool kPacked, bool kBulk, bool kGradient>
 struct WeightLoader {
@@ -23,40 +24,6 @@ struct WeightLoader<false, false, true> {
   using Type = GradientWeights;
 };
 using Weights = WeightLoader<kShape.packed, kShape.bulk_weights(), kShape.gradient>::Type;
-
-// What a block computes: a block row (rows and weights), a box of cells, and its rank among those that share the sum.
-struct BlockPlace {
-  int block_row;
-  int cells;
-  int rank;
-};
-
-__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
-  const int rank = blockIdx.x % kShape.depth_blocks;
-  const int index = blockIdx.x / kShape.depth_blocks;
-  if constexpr (kShape.skips_backs()) {
-    // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
-    // the end.
-    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
-    const int outer = index / params.channel_blocks;
-    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
-  } else {
-    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
-                                 params.residue_blocks[2] * params.channel_blocks;
-    return {index % block_rows_count, index / block_rows_count, rank};
-  }
-}
-
-__device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
-  BlockCells cells;
-#pragma unroll
-  for (int dimension = 3; dimension >= 0; --dimension) {
-    const int tile = index % params.tiles[dimension];
-    index /= params.tiles[dimension];
-    cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
-  }
-  return cells;
-}
 
 // Makes this thread's stores to a stage, of input and weights, visible to whoever multiplies it.
 __device__ __forceinline__ void publish_stage() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tile_element.cuh"
+#include "tile_place.cuh"
 #include "tile_weights.cuh"
 
 constexpr int kThreads = kShape.threads();
@@ -14,11 +15,6 @@ constexpr unsigned kOutside = ~0u;  // an offset of nothing
 __device__ __forceinline__ const Element* at(const Element* pointer, unsigned bytes) {
   return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
 }
-
-// Which cells of the problem a block computes.
-struct BlockCells {
-  int first[4];  // sample, then the first cell (q) along depth, height, width
-};
 
 // Along an axis of a patch, an index over what is read: its plane and its cell. Planes vary faster, as in memory.
 __device__ __forceinline__ int plane_of(int axis, int index) { return index % kShape.planes[axis]; }

@@ -14,6 +14,9 @@
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
 enum class TileMath : int { tf32, f16, bf16, fp32x3 };
 
+// Threads of a streaming block that only load: three warps the input, one the weights.
+constexpr int kStreamThreads = 128;
+
 struct TileShape {
   TileMath math;
   int element_bytes;
@@ -49,6 +52,15 @@ struct TileShape {
 
   // Who multiplies: teams of one warp (mma.sync, tiles of 16 rows) or of four (wgmma, tiles of 64 rows).
   bool warpgroup;
+  // Warpgroups that take cells as the 64 rows of wgmma, from the input as it lies in memory, which warps of their own
+  // copy to shared memory some chunks ahead (tile_stream.cuh). Row tiles have `row_unit` rows then.
+  bool streams;
+  int row_unit;
+  int granule;      // elements of one copy of the input
+  int lead;         // elements by which the copies of a row begin before the box; -1: that differs
+  int input_ring;   // chunks of input in shared memory
+  int weight_ring;  // stages of weights
+
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
   int row_teams;
@@ -123,13 +135,14 @@ struct TileShape {
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
-  constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
+  constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
-  constexpr int threads() const { return team_threads() * teams(); }
+  constexpr int multiplying_threads() const { return team_threads() * teams(); }
+  constexpr int threads() const { return multiplying_threads() + (streams ? kStreamThreads : 0); }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
@@ -137,8 +150,8 @@ struct TileShape {
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
-                     : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
+                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
@@ -153,7 +166,47 @@ struct TileShape {
     const int cells_of_slab = all_planes() * plane_pitch();
     return input_channels_last ? (cells_of_slab + 7) / 8 * 8 + 8 / slabs : cells_of_slab;
   }
-  constexpr int input_stage_bytes() const { return slabs * slab_pitch() * 16; }
+  constexpr int input_stage_bytes() const {
+    if (!streams) return slabs * slab_pitch() * 16;
+    return input_channels_last ? box_rows() * box(2) * cell_pitch() : chunk_channels() * channel_pitch();
+  }
+
+  // Streams: a chunk of input as it lies in memory, a box of elements for each channel, or of cells with their
+  // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
+  // different banks.
+  constexpr int box(int axis) const {
+    return gradient ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 : patch(1 + axis);
+  }
+  constexpr int box_rows() const { return tile[0] * box(0) * box(1); }
+  // A gradient's cells lie `stride` elements apart, for large strides on a few banks only: there the residues of a row
+  // lie in planes of their own, at the price of copies of one element.
+  constexpr bool splits_rows() const {
+    return streams && gradient && !input_channels_last && element_bytes == 4 && stride[2] % 4 == 0;
+  }
+  constexpr int plane_length() const { return (box(2) + stride[2] - 1) / stride[2]; }
+  // Elements from the start of a row to its element `index`, and from one cell to the next.
+  constexpr int row_place(int index) const {
+    return splits_rows() ? index % stride[2] * plane_length() + index / stride[2] : index;
+  }
+  constexpr int cell_step(int axis) const { return splits_rows() && axis == 2 ? 1 : input_step(axis); }
+  constexpr int row_pitch() const {
+    if (splits_rows()) return stride[2] * plane_length();
+    return (box(2) + (lead >= 0 ? lead : granule - 1) + granule - 1) / granule * granule;
+  }
+  constexpr int copy_places() const {
+    return box_rows() * (input_channels_last ? slabs * box(2) : splits_rows() ? box(2) : row_pitch() / granule);
+  }
+  constexpr int channel_pitch() const {
+    const int words = (box_rows() * row_pitch() * element_bytes + 3) / 4;
+    return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
+  }
+  constexpr int cell_pitch() const { return chunk_channels() * element_bytes + 16; }
+  // Bytes from one cell to the next along an axis of the box.
+  constexpr int box_step(int axis) const {
+    const int along = input_channels_last ? cell_pitch() : element_bytes;
+    const int row = input_channels_last ? box(2) : row_pitch();
+    return along * (axis == 2 ? 1 : axis == 1 ? row : row * box(1));
+  }
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
   // cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed; }
@@ -163,8 +216,9 @@ struct TileShape {
   }
   constexpr int weight_back_pitch() const { return slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0); }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
-  constexpr int input_stages() const { return block_chunks() > 1 ? 2 : 1; }
+  constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
+    if (streams) return weight_ring;
     const int most = packed ? 3 : 2;
     const int steps = block_chunks() * stages_per_chunk();
     return steps < most ? steps : most;
@@ -176,7 +230,9 @@ struct TileShape {
   // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
   // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
   // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
-  constexpr int staged_pitch() const { return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : 8); }
+  constexpr int staged_pitch() const {
+    return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
+  }
   constexpr int staged_slot_pitch(int pass) const {
     const int apart = 32 / slots[2] / 2 * 2;
     return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
@@ -197,7 +253,10 @@ struct TileShape {
     const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
-  constexpr int shared_bytes() const { return barrier_offset() + (bulk_weights() ? 8 * weight_stages() : 0); }
+  constexpr int barriers() const {
+    return streams ? 2 * (input_ring + weight_ring) : bulk_weights() ? weight_stages() : 0;
+  }
+  constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
   constexpr int packed_tail_bytes() const {
     return bulk_weights() || all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes();

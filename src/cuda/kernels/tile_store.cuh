@@ -59,34 +59,61 @@ __device__ __forceinline__ OutputSite output_site(const TileParams& params, cons
   return site;
 }
 
-// Accumulators of one pass into the staged matrix, the bias with them.
-__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const TeamTile& tile,
-                                           int pass, bool first, bool with_bias, float* staged) {
+// A pair of sums in the staged matrix, neighbours along the columns.
+__device__ __forceinline__ void stage_pair(float left, float right, bool first, float* pair) {
+  if (!first) {
+    left += pair[0];
+    right += pair[1];
+  }
+  if constexpr (kPitch % 2 == 0) {
+    *reinterpret_cast<float2*>(pair) = {left, right};
+  } else {
+    pair[0] = left;
+    pair[1] = right;
+  }
+}
+
+// Accumulators of one pass into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
+// cells are the rows of the products, cells of two rows.
+template <typename Team>
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int pass,
+                                           bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
+  const auto bias = [&](int channel) {
+    return first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+  };
+  if constexpr (kShape.streams) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+    for (int j = 0; j < Team::kOctets; ++j) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = tile.row(i) + half * 8 + lane / 4;
-      const int slot = row / kShape.block_channels;
-      const int channel = row % kShape.block_channels - pass * kPass;
-      if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
-      const float bias = first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
-      float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
+      for (int side = 0; side < 2; ++side) {
+        const int row = j * 8 + lane % 4 * 2 + side;
+        const int slot = row / kShape.block_channels;
+        const int channel = row % kShape.block_channels - pass * kPass;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const float add = bias(channel);
+        float* line = staged + slot * kSlotPitch + channel * kPitch + tile.column(0);
 #pragma unroll
-      for (int j = 0; j < kColumnTiles; ++j) {
-        float left = tile.sum[i][j][half * 2] + bias;
-        float right = tile.sum[i][j][half * 2 + 1] + bias;
-        float* pair = line + j * 8;
-        if (!first) {
-          left += pair[0];
-          right += pair[1];
+        for (int i = 0; i < Team::kCellTiles; ++i) {
+          line[i * 64] = tile.octet(i, j)[side] + add;
+          line[i * 64 + 8] = tile.octet(i, j)[2 + side] + add;
         }
-        if constexpr (kPitch % 2 == 0) {
-          *reinterpret_cast<float2*>(pair) = {left, right};
-        } else {
-          pair[0] = left;
-          pair[1] = right;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = tile.row(i) + half * 8 + lane / 4;
+        const int slot = row / kShape.block_channels;
+        const int channel = row % kShape.block_channels - pass * kPass;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const float add = bias(channel);
+        float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kColumnTiles; ++j) {
+          stage_pair(tile.sum[i][j][half * 2] + add, tile.sum[i][j][half * 2 + 1] + add, first, line + j * 8);
         }
       }
     }
@@ -127,9 +154,18 @@ __device__ __forceinline__ float staged_value(const float* staged, int index) {
   return sum;
 }
 
+// Of the threads that store: all, or those that have multiplied.
+__device__ __forceinline__ void sync_storing() {
+  if constexpr (kShape.streams) {
+    ptx::sync_first_threads<kThreads>();
+  } else {
+    __syncthreads();
+  }
+}
+
 __device__ __forceinline__ void wait_for_blocks() {
   if constexpr (kShape.depth_blocks == 1) {
-    __syncthreads();
+    sync_storing();
   } else {
     ptx::cluster_barrier();
   }
@@ -198,8 +234,9 @@ __device__ __forceinline__ void store_channels(const TileParams& params, const B
   }
 }
 
+template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                            const TeamTile& tile, int rank, unsigned char* shared_memory) {
+                                            const Team& tile, int rank, unsigned char* shared_memory) {
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
   Element* output =
@@ -212,7 +249,7 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
 #pragma unroll 1
     for (int team = 0; team < kShape.depth_teams; ++team) {
       if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
-      __syncthreads();
+      sync_storing();
     }
     if (kShape.depth_blocks > 1) wait_for_blocks();
     if (kShape.output_channels_last) {

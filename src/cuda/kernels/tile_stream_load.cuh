@@ -1,0 +1,181 @@
+// The warps of a streaming block that only load: boxes of input as they lie in memory, by asynchronous copies some
+// chunks ahead, and stages of packed weights by the copy engine.
+#pragma once
+
+#include "tile_element.cuh"
+#include "tile_place.cuh"
+
+constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
+
+// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+struct StreamBarriers {
+  unsigned base;
+
+  __device__ __forceinline__ unsigned input_full(int slot) const { return base + slot * 8; }
+  __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+
+  // By one thread. A warp that multiplies arrives once when it is done with a slot.
+  __device__ __forceinline__ void init() const {
+    constexpr int kWarps = kShape.multiplying_threads() / 32;
+#pragma unroll
+    for (int slot = 0; slot < kShape.input_ring; ++slot) {
+      ptx::init_barrier(input_full(slot), kInputThreads);
+      ptx::init_barrier(input_empty(slot), kWarps);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kShape.weight_ring; ++slot) {
+      ptx::init_barrier(weight_full(slot), 1);
+      ptx::init_barrier(weight_empty(slot), kWarps);
+    }
+    ptx::publish_barriers();
+  }
+};
+
+// A place in a ring, and which time around.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot < kSlots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+// The first element of the box along an axis. It may lie outside the tensor.
+__device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
+                         : cells.first[1 + axis] - kShape.halo(axis);
+}
+// How many elements the first copy of a row begins before the box.
+__device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
+  if (kShape.lead >= 0) return kShape.lead;
+  return box_begin(params, cells, 2) & (kShape.granule - 1);
+}
+// Where copies begin along an axis.
+__device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
+}
+
+// The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
+// all channels at once, a place for each 16 bytes of them). Threads that are left over when few places are shared out
+// take other channels.
+struct InputCopies {
+  static constexpr int kPieceBytes = kShape.granule * kShape.element_bytes;
+  static constexpr int kPlaces = kShape.copy_places();
+  static constexpr int kPieces = kPlaces / kShape.box_rows();  // of a row
+  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_channels();
+  static constexpr int kAtOnce = kPlaces >= kInputThreads              ? 1
+                                 : kInputThreads / kPlaces < kChannels ? kInputThreads / kPlaces
+                                                                       : kChannels;
+  static constexpr int kPerThread = (kPlaces + kInputThreads - 1) / kInputThreads;
+  static constexpr int kTurns = (kChannels + kAtOnce - 1) / kAtOnce;
+  static constexpr unsigned kOutside = ~0u;
+
+  unsigned source[kPerThread];  // in bytes from the box's first element
+  unsigned target[kPerThread];
+  int first_channel;
+
+  __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
+    first_channel = thread / kPlaces;
+    if (kAtOnce == 1) first_channel = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int place = kAtOnce > 1 ? thread % kPlaces : thread + i * kInputThreads;
+      const int piece = place % kPieces;
+      int row = place / kPieces;
+      const int slab = kShape.input_channels_last ? piece % kShape.slabs : 0;
+      const int w = kShape.input_channels_last ? piece / kShape.slabs : piece * kShape.granule;
+      target[i] = kShape.input_channels_last ? (row * kShape.box(2) + w) * kShape.cell_pitch() + slab * 16
+                                             : (row * kShape.row_pitch() + kShape.row_place(w)) * kShape.element_bytes;
+      const int h = row % kShape.box(1);
+      row /= kShape.box(1);
+      const int d = row % kShape.box(0);
+      const int n = row / kShape.box(0);
+      const auto inside = [&](int axis, int index) {
+        return static_cast<unsigned>(copy_begin(params, cells, axis) + index) <
+               static_cast<unsigned>(params.input_size[axis]);
+      };
+      const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
+                          inside(0, d) && inside(1, h) && inside(2, w);
+      // Inside a chunk's box, distances are 32-bit: the planner sees to that.
+      const long long position = n * params.input_strides[0] + d * params.input_strides[2] +
+                                 h * params.input_strides[3] + w * params.input_strides[4] +
+                                 (slab * kShape.vector() + first_channel) * params.input_strides[1];
+      source[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+      target[i] += first_channel * kShape.channel_pitch();
+    }
+  }
+
+  // `base`: the box's first element in the chunk's first channel.
+  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
+                                       int thread) const {
+    if (kAtOnce > 1 && first_channel >= kAtOnce) return;
+    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
+    // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
+    const char* from = reinterpret_cast<const char*>(base);
+#pragma unroll(kPerThread <= 2 ? 4 : 1)
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int channel =
+          kShape.input_channels_last ? thread % kShape.slabs * kShape.vector() : first_channel + turn * kAtOnce;
+      if (kChannels % kAtOnce != 0 && channel >= kChannels) break;
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
+        const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
+        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
+      }
+      stage += kAtOnce * kShape.channel_pitch();
+      from += kAtOnce * channel_bytes;
+    }
+  }
+};
+
+__device__ __forceinline__ void stream_input(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                             int rank, const StreamBarriers& barriers, unsigned ring, int thread) {
+  const InputCopies copies(params, cells, thread);
+  int channel = rank * kShape.block_chunks() * kShape.chunk_channels();
+  const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
+  const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+                        (static_cast<long long>(rows.group) * kShape.channels + channel) * params.input_strides[1];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
+  RingPlace<kShape.input_ring> place;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    if (chunk >= kShape.input_ring) ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
+    ptx::arrive_after_copies(barriers.input_full(place.slot));
+    place.advance();
+    channel += kShape.chunk_channels();
+    base += kShape.chunk_channels() * params.input_strides[1];
+  }
+}
+
+// One thread asks for all weights.
+__device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
+                                               const StreamBarriers& barriers, unsigned ring) {
+  constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
+  const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
+                       rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
+  ptx::wait_for_previous_kernel();
+  RingPlace<kShape.weight_ring> place;
+  int step = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+#pragma unroll 1
+    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
+      const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
+      if (step >= kShape.weight_ring) ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
+      ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
+      source += bytes;
+      place.advance();
+      ++step;
+    }
+  }
+}
