@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fresh.h"
 #include "tconv/plan.h"
 #include "tconv/tune.h"
 
@@ -116,8 +116,8 @@ const Plan& plan_of(const Problem& problem, const Device& device) {
 constexpr std::size_t kAlignment = 256;
 
 at::Tensor memory_for(const at::Tensor& like, std::size_t bytes) {
-  return at::empty({static_cast<std::int64_t>(bytes + kAlignment)},
-                   like.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous));
+  return fresh({static_cast<std::int64_t>(bytes + kAlignment)}, like.options().dtype(at::kByte),
+               at::MemoryFormat::Contiguous);
 }
 
 void* aligned(const at::Tensor& memory) {

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "execute.h"
+#include "fresh.h"
 #include "geometry.h"
 #include "ops.h"
 
@@ -21,7 +22,7 @@ using IntGeometry = Geometry<std::int64_t>;
 Tensor resolved(const Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
 
 Tensor empty_like_type(const Tensor& tensor, IntArrayRef sizes, at::MemoryFormat format) {
-  return at::empty(sizes, tensor.options().memory_format(format));
+  return fresh(sizes, tensor.options(), format);
 }
 
 void check_device(const Tensor& input, const char* name, const Tensor& other) {

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import tconv
 from tconv import explain
 from tconv import problems as problem_sets
+from tconv.bench_cpu import peak_extra_bytes
 from tconv.bench_limits import Limits, measure_limits, rate_name
 from tconv.bench_timing import Timing, host_seconds_per_call, time_interleaved
 from tconv.bench_verify import Check, check_backward, check_forward
@@ -77,6 +78,7 @@ class Result:
 
     problem: Problem
     original: Problem
+    dtype: str = "fp32"
     plan: str = ""
     checks: list[Check] = field(default_factory=list)
     ours: Timing | None = None
@@ -85,6 +87,8 @@ class Result:
     floor: float = 0.0
     floor_from: str = ""
     difference: float = math.nan
+    extra_memory: int | None = None  # bytes, on a CPU
+    pytorch_extra_memory: int | None = None
     error: str = ""
     pytorch_error: str = ""
     unverified: bool = False  # by wish: another process verifies the same kernels
@@ -118,6 +122,13 @@ class Result:
         """Share of the machine's limit that we reach."""
         return self.floor / self.ours.median if self.ours and self.ours.median > 0 else math.nan
 
+    @property
+    def extra_memory_share(self) -> float:
+        """Memory beyond the tensors as a share of input and output."""
+        tensors = math.prod(self.problem.input_shape) + math.prod(self.problem.output_shape)
+        itemsize = DTYPES[self.dtype].itemsize
+        return (self.extra_memory or 0) / max(1, tensors * itemsize)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.problem.name,
@@ -138,6 +149,9 @@ class Result:
             "floor_seconds": self.floor,
             "floor_from": self.floor_from,
             "share_of_floor": self.share,
+            "extra_memory_bytes": self.extra_memory,
+            "extra_memory_share": self.extra_memory_share if self.extra_memory is not None else None,
+            "pytorch_extra_memory_bytes": self.pytorch_extra_memory,
         }
 
 
@@ -216,7 +230,9 @@ class Bench:
     def run(self, original: Problem) -> Result:
         """Verifies and times one problem; a failure is a result, not an exception."""
         problem = self.size_to_run(original)
-        result = Result(problem=problem, original=original, unverified=not self.options.verify)
+        result = Result(
+            problem=problem, original=original, dtype=self.options.dtype, unverified=not self.options.verify
+        )
         try:
             self._run(problem, result)
         except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -277,6 +293,9 @@ class Bench:
             return
         if not options.backward:
             del ours
+        if self.device.type == "cpu":
+            result.extra_memory = peak_extra_bytes(calls[0])
+            result.pytorch_extra_memory = peak_extra_bytes(calls[1]) if len(calls) > 1 else None
         timings = time_interleaved(calls, self.device, options.seconds)
         result.ours = timings[0]
         result.pytorch = timings[1] if len(timings) > 1 else None

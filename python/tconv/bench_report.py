@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tconv.bench import Bench, Result, geometric_mean
+from tconv.bench_cpu import summary
 from tconv.bench_limits import Limits
 from tconv.bench_page import page
 from tconv.bench_settings import measure_with_benchmark, timings_beside
@@ -148,6 +149,8 @@ def footnotes(bench: Bench, results: list[Result]) -> list[str]:
         notes.append("speed-up: over PyTorch at its better setting; benchmark: cudnn.benchmark on from the start")
     notes.append("of limit: max(bytes / copy bandwidth, operations / matrix rate, launch) over our time;")
     notes.append("error: norm-wise, against fp64; times are medians ± half the distance between the quartiles")
+    if bench.device.type == "cpu":
+        notes += summary(results)
     return notes
 
 

@@ -186,3 +186,14 @@ def test_text_of_numbers() -> None:
     assert bench_report.seconds_text(4.56e-6) == "4.56 us"
     assert bench_report.seconds_text(math.nan) == "-"
     assert bench.geometric_mean([2.0, 8.0, math.nan]) == pytest.approx(4.0)
+
+
+def test_extra_memory_is_what_a_call_holds_besides_its_result() -> None:
+    from tconv.bench_cpu import peak_extra_bytes
+
+    def call() -> torch.Tensor:
+        scratch = torch.ones(16 << 20)  # 64 MiB
+        return scratch[: 4 << 20].clone()
+
+    extra = peak_extra_bytes(call)
+    assert extra is None or 60 << 20 < extra < 80 << 20
