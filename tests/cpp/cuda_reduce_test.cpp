@@ -93,7 +93,7 @@ TEST_F(EmulatedReduce, WarpsThatOnlyLoad) {
     for (const ReduceCandidate& candidate : reduce_candidates(problem, device)) {
       if (candidate.shape.loader_warps > 0) divided.push_back(candidate);
     }
-    if (divided.empty()) continue
+    if (divided.empty()) continue;
     const auto any = static_cast<std::size_t>(random.between(0, static_cast<int>(divided.size()) - 1));
     const test::EmulatedCase data(problem, random);
     EXPECT_EQ(data.fails(propose_reduce(problem, device, divided[checked % 2 == 0 ? 0 : any])), "");
