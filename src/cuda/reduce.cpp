@@ -209,12 +209,18 @@ ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, c
 }
 
 Proposal propose_reduce(const Problem& problem, const DeviceProperties& device) {
+  return propose_reduce_cut(problem, device, 0);
+}
+
+Proposal propose_reduce_cut(const Problem& problem, const DeviceProperties& device, int index) {
   if (const std::string_view reason = why_no_reduce(problem, device); !reason.empty()) {
     return Proposal::decline(std::string(reason));
   }
   const std::vector<ReduceCandidate> candidates = reduce_candidates(problem, device);
   if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
-  return propose_reduce(problem, device, candidates.front());
+  const auto count = static_cast<int>(candidates.size());
+  if (index >= count) return Proposal::decline("has " + std::to_string(count) + " cuts for this problem");
+  return propose_reduce(problem, device, candidates[static_cast<std::size_t>(index)]);
 }
 
 Proposal propose_reduce(const Problem& problem, const DeviceProperties& device, const ReduceCandidate& candidate) {
