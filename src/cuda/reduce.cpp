@@ -192,6 +192,19 @@ ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, c
     params.tiles[1 + a] = static_cast<int>(ceil_div(axis.row_size, shape.tile[1 + a] * shape.split[1 + a]));
   }
   params.parts = parts;
+  for (int d = 0; d < 4; ++d) {
+    const auto advance = [&](const Strides& strides, bool of_rows) {
+      const auto step = [&](int i) {
+        return std::int64_t{shape.split[i]} * shape.part_step(of_rows, i) *
+               strides[static_cast<std::size_t>(i == 0 ? 0 : 1 + i)];
+      };
+      std::int64_t elements = step(d);
+      for (int inner = d + 1; inner < 4; ++inner) elements -= (params.tiles[inner] - 1) * step(inner);
+      return elements;
+    };
+    params.row_advance[d] = advance(reduction.row_strides, true);
+    params.column_advance[d] = advance(reduction.column_strides, false);
+  }
   return params;
 }
 

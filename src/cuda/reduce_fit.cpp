@@ -105,6 +105,10 @@ bool set_copies(ReduceShape& shape, const Reduction& reduction) {
                                   reduction.axes[2].row_size, most);
   shape.column_copy = longest_vector(reduction.column_strides, reduction.column_offset, shape.columns_channels_last,
                                      shape.columns, reduction.axes[2].column_size, most);
+  // Every stage starts at a multiple of a copy.
+  const int width = shape.tile[3] * shape.split[3];
+  while (!shape.rows_channels_last && width % shape.row_copy != 0) shape.row_copy /= 2;
+  while (!shape.columns_channels_last && width * shape.step[2] % shape.column_copy != 0) shape.column_copy /= 2;
   shape.row_vector = shape.column_vector = most;
   while (shape.tile[3] % shape.row_vector != 0) shape.row_vector /= 2;
   while (shape.tile[3] * shape.place_step(2) % shape.column_vector != 0) shape.column_vector /= 2;

@@ -187,16 +187,17 @@ struct Ring {
 
 // Copies are under way while the stage before them is arranged.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
-                                            Ring ring, const LineLoader& loader) {
+                                            Ring ring, int warp) {
   constexpr int kAhead = kShape.raw_stages - 1;
   StageOrigin origin(params, stages.begin);
+  LineLoader loader(params, block, origin, warp, ring.stages + kShape.raw_cell() * 16);
   int copied = stages.begin;
   int raw_in = 0;
   int raw_out = 0;
   const auto copy_next = [&] {
     if (copied < stages.end) loader.copy(params, block, origin, raw_in);
     ptx::commit_copies();
-    origin.advance(params);
+    loader.advance(params, origin.advance(params));
     ++copied;
     raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
   };
@@ -252,8 +253,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-      const LineLoader loader(params, block, warp - kShape.team_warps(), shared + kShape.raw_cell() * 16);
-      load_stages(params, block, stages, ring, loader);
+      load_stages(params, block, stages, ring, warp - kShape.team_warps());
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {

@@ -62,15 +62,19 @@ struct StageOrigin {
     }
   }
 
-  __device__ __forceinline__ void advance(const ReduceParams& params) {
+  // The dimension along which the next stage lies.
+  __device__ __forceinline__ int advance(const ReduceParams& params) {
+    int along = 3;
     first[3] += step(3);
 #pragma unroll
     for (int dimension = 3; dimension > 0; --dimension) {
       if (first[dimension] >= params.tiles[dimension] * step(dimension)) {
         first[dimension] = 0;
         first[dimension - 1] += step(dimension - 1);
+        along = dimension - 1;
       }
     }
+    return along;
   }
 
   static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }

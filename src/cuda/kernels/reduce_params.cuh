@@ -271,6 +271,9 @@ struct ReduceParams {
   int column_blocks;
   int tap_blocks[3];
   int tiles[4];  // stages along samples, depth, height, width
+  // From a stage to the next one, in elements: the one along each dimension, from the last along those further in.
+  long long row_advance[4];
+  long long column_advance[4];
   int parts;
 };
 

@@ -81,6 +81,7 @@ struct LineSide {
   static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
 
   const Element* base;                     // sample 0, the warp's first channel
+  const Element* next;                     // the first element of the stage that is copied next, inside or not
   int channels;                            // of the warp
   int first_channel;                       // of the warp among the block's
   unsigned offset[kKept > 0 ? kKept : 1];  // of the lane's copies from the stage's first element, in bytes
@@ -123,7 +124,8 @@ struct LineSide {
     }
   }
 
-  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned warp_raw)
+  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                      int warp, unsigned warp_raw)
       : raw(warp_raw) {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int block_first = kOfRows ? block.first_row : block.first_column;
@@ -132,6 +134,12 @@ struct LineSide {
     channels = min(kWarpChannels, min(kChannels, all - block_first) - first_channel);
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
            (static_cast<long long>(block.group) * all + block_first + first_channel) * stride[1];
+    next = base;
+    const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      next += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+    }
     if constexpr (kKept > 0) {
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) offset[round] = offset_of(params, round);
@@ -154,11 +162,9 @@ struct LineSide {
                                        unsigned stage_offset) const {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
-    const Element* first = base;
     bool inside = true;
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
-      first += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kLast.at[dimension] < start.limit(params, dimension);
     }
@@ -176,7 +182,7 @@ struct LineSide {
         }
       }
       const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? first : base) + (wanted ? place : 0);
+      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
       const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
       const int line = number / kLineCopies;
       unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
@@ -199,6 +205,10 @@ struct LineSide {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ void advance(const ReduceParams& params, int along) {
+    next += kOfRows ? params.row_advance[along] : params.column_advance[along];
   }
 
   // Where the first element of a group of cells stands in a channel's lines.
@@ -263,14 +273,19 @@ struct LineLoader {
   LineSide<true> rows;
   LineSide<false> columns;
 
-  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned raw)
-      : rows(params, block, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int warp, unsigned raw)
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
+        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
     rows.copy(params, block, origin, slot * kShape.raw_stage_bytes());
     columns.copy(params, block, origin, slot * kShape.raw_stage_bytes());
+  }
+  __device__ __forceinline__ void advance(const ReduceParams& params, int along) {
+    rows.advance(params, along);
+    columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
     rows.arrange(slot * kShape.raw_stage_bytes(), stage);
