@@ -13,21 +13,12 @@
 #include "tconv/launches.h"
 #include "tconv/plan.h"
 #include "tconv/problem.h"
+#include "words.h"
 
 namespace tconv::front {
 namespace {
 
 using at::IntArrayRef;
-
-template <typename Enum, std::size_t kCount>
-Enum parse(const char* what, const std::string& word, const std::array<std::pair<const char*, Enum>, kCount>& words) {
-  std::string known;
-  for (const auto& [name, value] : words) {
-    if (word == name) return value;
-    known += known.empty() ? name : std::string(", ") + name;
-  }
-  throw Error(std::string(what) + " must be one of " + known + ", got \"" + word + "\"");
-}
 
 DType parse_dtype(const std::string& word) {
   return parse<DType, 4>("dtype", word,
@@ -35,14 +26,6 @@ DType parse_dtype(const std::string& word) {
                            {name_of(DType::f32), DType::f32},
                            {name_of(DType::f16), DType::f16},
                            {name_of(DType::bf16), DType::bf16}}});
-}
-
-Direction parse_direction(const std::string& word) {
-  return parse<Direction, 4>("direction", word,
-                             {{{name_of(Direction::forward), Direction::forward},
-                               {name_of(Direction::grad_input), Direction::grad_input},
-                               {name_of(Direction::grad_weight), Direction::grad_weight},
-                               {name_of(Direction::grad_bias), Direction::grad_bias}}});
 }
 
 // "cpu", "cuda" or "cuda:1".
@@ -213,7 +196,10 @@ TORCH_LIBRARY(tconv, m) {
       tags);
   m.def(
       "_conv_transpose_kept(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
-      "int[] output_padding, int groups, int[] dilation, Tensor? workspace) -> (Tensor, Tensor)");
+      "int[] output_padding, int groups, int[] dilation, Tensor? workspace, int planning) -> (Tensor, Tensor)");
+  m.def(
+      "_race(Tensor input, Tensor weight, Tensor? bias, Tensor? grad_output, int[] stride, int[] padding, "
+      "int[] output_padding, int groups, int[] dilation, str direction, int cuts) -> str");
   m.def("_number(int[] stride, int[] padding, int[] output_padding, int groups, int[] dilation) -> int");
   m.def("_conv_transpose_numbered(Tensor input, Tensor weight, Tensor? bias, int parameters) -> Tensor", tags);
 
@@ -241,6 +227,8 @@ TORCH_LIBRARY(tconv, m) {
         [](const std::string& device) { return families(parse_device(device).backend); });
   m.def("_force(str family) -> ()", [](const std::string& family) { force_family(family); });
   m.def("_forced() -> str", []() { return std::string(forced_family()); });
+  m.def("_planning() -> int", &planning);
+  m.def("_autotune(bool begin) -> ()", &autotune);
 }
 
 }  // namespace

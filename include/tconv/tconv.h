@@ -9,3 +9,4 @@
 #include "tconv/plan.h"
 #include "tconv/prepare.h"
 #include "tconv/problem.h"
+#include "tconv/tune.h"

@@ -13,6 +13,7 @@ from .modules import (
     LazyConvTranspose3d,
 )
 from .prepare import prepare
+from .tuning import autotune
 
 __version__ = _library.version()
 
@@ -23,6 +24,7 @@ __all__ = [
     "LazyConvTranspose1d",
     "LazyConvTranspose2d",
     "LazyConvTranspose3d",
+    "autotune",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",

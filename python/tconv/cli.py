@@ -86,34 +86,57 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
         "  python -m tconv bench\n"
         "  python -m tconv bench --suite kernelbench --json results.json\n"
         "  python -m tconv bench 'UNet*' DCGAN.g3 --dtype bf16 --channels-last --backward\n"
-        "  python -m tconv bench kb65 --strict --pytorch benchmark\n"
+        "  python -m tconv bench kb65 --precision strict --pytorch benchmark\n"
+        "  python -m tconv bench --pytorch both --training --html bench.html\n"
+        "  python -m tconv bench --suite all --exhaustive --json candidates.json\n"
         "\nExit code: 0 all right, 1 a result is wrong or a problem failed, 2 a bad request.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="problems by name or glob (default: the main layers)")
     parser.add_argument("--suite", choices=problem_sets.SUITES, help="all problems of a suite")
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", choices=sorted(_DTYPES), default="fp32", help="element type (default: fp32)")
-    parser.add_argument("--strict", action="store_true", help="fp32 without TF32, for both sides")
+    parser.add_argument(
+        "--dtype",
+        type=_short_dtype,
+        choices=sorted(_DTYPES),
+        default="fp32",
+        help="element type, or PyTorch's name of it (default: fp32)",
+    )
+    parser.add_argument(
+        "--precision", choices=("tf32", "strict"), default="tf32", help="of fp32 on a GPU, both sides (default: tf32)"
+    )
+    parser.add_argument("--strict", action="store_true", help="the same as --precision strict")
     parser.add_argument("--channels-last", action="store_true", help="input and weight with channels varying fastest")
     parser.add_argument("--bias", action="store_true", help="with a bias (default: none)")
     parser.add_argument("--backward", action="store_true", help="time grad_input and grad_weight together")
     parser.add_argument(
         "--pytorch",
-        choices=("default", "benchmark"),
+        choices=("default", "benchmark", "both"),
         default="default",
-        help="PyTorch as it comes, or with cudnn.benchmark on",
+        help="PyTorch as it comes, with cudnn.benchmark on, or each in a process of its own (both: GPU only)",
     )
+    parser.add_argument("--training", action="store_true", help="also time a training step of three networks")
+    parser.add_argument(
+        "--exhaustive", action="store_true", help="instead, time every candidate and judge the planner's choice"
+    )
+    parser.add_argument("--cuts", type=_positive, default=16, help="--exhaustive: cuts of a family (default: 16)")
     parser.add_argument("--threads", type=_positive, help="CPU threads (default: PyTorch's choice)")
     parser.add_argument("--full-size", action="store_true", help="do not cut problems to CPU scale on a CPU")
     parser.add_argument("--batch", type=int, metavar="N", help="give every problem this batch (1: inference)")
     parser.add_argument("--seconds", type=float, default=1.0, help="time to spend measuring each problem (default: 1)")
     parser.add_argument("--host-overhead", action="store_true", help="also time the host side of a warm tiny call")
     parser.add_argument("--json", metavar="FILE", help="write every number to FILE (- for standard output)")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write a page of plots and tables (on a GPU, if no problem is named: KernelBench's)",
+    )
+    parser.add_argument("--verified-elsewhere", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(command=_bench)
 
 
 def _bench(options: argparse.Namespace) -> int:
     from tconv.bench import Bench, Options
+    from tconv.bench_exhaustive import run_exhaustive
     from tconv.bench_report import run_and_report
 
     bench = Bench(
@@ -122,18 +145,29 @@ def _bench(options: argparse.Namespace) -> int:
             suite=options.suite,
             device=options.device,
             dtype=options.dtype,
-            strict=options.strict,
+            strict=options.strict or options.precision == "strict",
             channels_last=options.channels_last,
             bias=options.bias,
             backward=options.backward,
             pytorch=options.pytorch,
+            verify=not options.verified_elsewhere,
+            cuts=options.cuts,
+            suite_on_gpu=problem_sets.KERNELBENCH if options.html and not options.exhaustive else None,
             threads=options.threads,
             full_size=options.full_size,
             batch=options.batch,
             seconds=options.seconds,
         )
     )
-    return run_and_report(bench, json_target=options.json, host_overhead=options.host_overhead)
+    if options.exhaustive:
+        return run_exhaustive(bench, json_target=options.json)
+    return run_and_report(
+        bench,
+        json_target=options.json,
+        host_overhead=options.host_overhead,
+        training=options.training,
+        page_target=options.html,
+    )
 
 
 def _add_explain(commands: argparse._SubParsersAction) -> None:
@@ -181,19 +215,19 @@ def _explain(options: argparse.Namespace) -> int:
     problem = _spelt_out(options) if options.problem is None else _one_problem(options.problem)
     import torch
 
-    from tconv.explain import explain
+    from tconv.explain import Setting, explain
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    setting = Setting(
+        dtype=_DTYPES[options.dtype],
+        device=device,
+        direction=options.direction,
+        bias=options.bias,
+        channels_last=options.channels_last,
+        precision="strict" if options.strict or device == "cpu" else "tf32",
+    )
     try:
-        text = explain(
-            problem,
-            dtype=_DTYPES[options.dtype],
-            device=device,
-            direction=options.direction,
-            bias=options.bias,
-            channels_last=options.channels_last or problem.input_strides == "channels_last",
-            precision="strict" if options.strict or device == "cpu" else "tf32",
-        )
+        text = explain(problem, setting)
     except RuntimeError as error:
         raise BadRequestError(str(error).splitlines()[0]) from None
     if options.problem is not None:
@@ -257,17 +291,17 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from tconv.explain import Setting
     from tconv.prepare import prepare_problems
 
-    return prepare_problems(
-        problem_sets.select_problems(options.names),
-        device=options.device,
+    setting = Setting(
         dtype=_DTYPES[options.dtype],
-        strict=options.strict,
-        channels_last=options.channels_last,
+        device=options.device,
         bias=options.bias,
-        backward=options.backward,
+        channels_last=options.channels_last,
+        precision="strict" if options.strict else "tf32",
     )
+    return prepare_problems(problem_sets.select_problems(options.names), setting, backward=options.backward)
 
 
 def _add_export(commands: argparse._SubParsersAction) -> None:
@@ -360,6 +394,10 @@ def _info(_options: argparse.Namespace) -> int:
     for name, value in rows:
         print(f"{name:{width}}  {value}")
     return 0
+
+
+def _short_dtype(text: str) -> str:
+    return {name: short for short, name in _DTYPES.items()}.get(text, text)
 
 
 def _positive(text: str) -> int:

@@ -20,7 +20,28 @@ if TYPE_CHECKING:
 
 KERNELBENCH = "kernelbench"
 MODELS = "models"
-SUITES = (KERNELBENCH, MODELS, "all")
+INFERENCE = "inference"
+SUITES = (KERNELBENCH, MODELS, INFERENCE, "all")
+
+# Layers as a user runs them: one sample.
+INFERENCE_NAMES = (
+    "DCGAN.g3",
+    "pix2pix_unet256.up5",
+    "StyleGAN2ADA_dense.up64",
+    "UNet.up3",
+    "nnUNet3d.up2",
+    "MaskRCNN.conv5_mask_infer",
+    "SAM.up1_n1",
+    "SAM.up2_n1",
+    "HiFiGAN_v1.up0_infer",
+    "HiFiGAN_v1.up3_infer",
+    "BigVGAN_v2_aliasfree.act_C96",
+    "EnCodec24k.up2",
+    "DAC44k.up3",
+    "FSRCNN.x2_1080p",
+    "CenterNet_dla34.dla2",
+    "WaveGlow.upsample_infer",
+)
 
 # The layers that started this project.
 DEFAULT_NAMES = ("kb65", "kb69", "kb75")
@@ -258,7 +279,10 @@ def select_problems(patterns: Iterable[str] = (), suite: str | None = None) -> l
     if suite is not None:
         if suite not in SUITES:
             raise LookupError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
-        problems = tuple(p for p in problems if suite in ("all", p.suite))
+        if suite == INFERENCE:
+            problems = tuple(replace(p, batch=1) for p in problems if p.name in INFERENCE_NAMES)
+        else:
+            problems = tuple(p for p in problems if suite in ("all", p.suite))
     if not patterns:
         return list(problems)
     chosen: set[str] = set()

@@ -45,6 +45,24 @@ AxisMap map_from_output(const Axis& axis) {
   return map;
 }
 
+AxisMap map_from_whole_output(const Axis& axis) {
+  constexpr std::int64_t kMostTargets = 32;
+  AxisMap map = map_from_output(axis);
+  if (axis.input == 1 || axis.stride > kMostTargets || map.targets.empty()) return map;
+  std::vector<AxisTarget> all;
+  std::size_t next = 0;
+  for (std::int64_t first = 0; first < std::min(axis.stride, axis.output()); ++first) {
+    if (next < map.targets.size() && map.targets[next].lattice.first == first) {
+      all.push_back(std::move(map.targets[next++]));
+    } else {
+      all.push_back({{first, axis.stride, (axis.output() - 1 - first) / axis.stride + 1}, {}});
+    }
+  }
+  map.targets = std::move(all);
+  measure(map);
+  return map;
+}
+
 AxisMap map_from_input(const Axis& axis) {
   const Axis apart = with_taps_apart(axis);
   AxisMap map;

@@ -41,6 +41,10 @@ struct AxisMap {
 // Target: the output, one lattice per phase. Source: the input as it is.
 AxisMap map_from_output(const Axis& axis);
 
+// The same, and the positions that no tap reaches as lattices without taps, where that is a reasonable number: what is
+// stored row by row then leaves no gaps.
+AxisMap map_from_whole_output(const Axis& axis);
+
 // Target: the input as it is. Source: the output, one lattice per phase.
 AxisMap map_from_input(const Axis& axis);
 

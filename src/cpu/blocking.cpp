@@ -7,15 +7,22 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{3} << 15;  // elements of a tile of results: they stay in the L2 cache
-constexpr std::int64_t kFewestCells = 64;                  // fewer leave too little to do for what is packed
-constexpr std::int64_t kTasksWanted = 16;                  // no more are needed to keep the threads busy
-constexpr std::int64_t kPanel = 14;                        // target channels are cut at multiples of this
+// Shares of the L2 cache: of the tile of results, of the packed source of a task, of weights that stay there.
+constexpr double kSumsShare = 0.3;
+constexpr double kSourceShare = 0.2;
+constexpr double kWeightsShare = 0.4;
+constexpr std::int64_t kFewestCells = 64;                        // fewer leave too little to do for what is packed
+constexpr std::int64_t kTasksWanted = 16;                        // no more are needed to keep the threads busy
+constexpr std::int64_t kPanel = 14;                              // target channels are cut at multiples of this
 constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of packed weights that any call may hold
 
 // In cycles, roughly.
 constexpr double kTaskCost = 3000;
 constexpr double kRowCost = 25;  // of a row of the source, however short
+// Of a weight that comes from the L2 cache, or from beyond it.
+constexpr double kNearWeight = 0.06;
+constexpr double kFarWeight = 0.3;
+constexpr double kCellCost = 0.2;  // of a cell and tap, in front of each block of targets
 
 }  // namespace
 
@@ -23,7 +30,7 @@ AxisMaps maps_of(const Problem& problem) {
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];
-    maps[a] = problem.direction == Direction::forward ? map_from_output(axis) : map_from_input(axis);
+    maps[a] = problem.direction == Direction::forward ? map_from_whole_output(axis) : map_from_input(axis);
   }
   return maps;
 }
@@ -42,51 +49,65 @@ double column_cost(std::int64_t columns) {
 }
 
 // Counts the cycles of a group.
-Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads) {
+Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads,
+                         const Caches& caches) {
   std::int64_t phases = 1;
   std::int64_t sources = 1;
   std::int64_t taps = 1;
   std::int64_t cells = std::max<std::int64_t>(problem.batch, 1);
   for (const AxisMap& map : maps) {
-    phases *= std::max<std::int64_t>(static_cast<std::int64_t>(map.targets.size()), 1);
+    const auto filled =
+        std::ranges::count_if(map.targets, [](const AxisTarget& target) { return !target.taps.empty(); });
+    phases *= std::max<std::int64_t>(filled, 1);
     sources *= std::max<std::int64_t>(static_cast<std::int64_t>(map.sources.size()), 1);
     cells *= std::max<std::int64_t>(map.cells, 1);
   }
   for (const Axis& axis : problem.axes) taps *= axis.kernel;
   const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
+  const bool many = channels >= 2 * kMostLanes;  // targets can be the columns
+  const std::int64_t unit = many ? kMostLanes : kPanel;
   const bool shared = weights_are_shared(problem);
   const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
     blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
-    blocking.target_channels = round_up(ceil_div(channels, blocking.target_blocks), channels > kPanel ? 2 : 1);
+    blocking.target_channels =
+        std::min(round_up(ceil_div(channels, blocking.target_blocks), many ? kMostLanes : 1), channels);
     blocking.target_blocks = ceil_div(channels, blocking.target_channels);
     return blocking;
   };
+  const std::int64_t most_sums = caches.elements(kSumsShare);
+  const std::int64_t most_source = caches.elements(kSourceShare);
   Blocking best;
   double least = 0;
   for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
     Blocking blocking;
+    blocking.most_source = most_source;
     blocking.cells = ceil_div(cells, parts);
     const TileShape shape(maps, problem.batch, blocking.cells);
     const std::int64_t line = shape.images * shape.image_step;
     const bool last = blocking.cells <= kFewestCells;
-    if (!last && (line * sources * 8 > kMostSource || shape.longest() * phases * kPanel > kMostSums)) continue;
+    if (!last && (line * sources * 8 > most_source || shape.longest() * phases * kPanel > most_sums)) continue;
     const auto tiles = static_cast<double>(shape.tiles);
     const auto weights = static_cast<double>(taps * channels);
-    // With many targets, these can be the columns.
     const double length = static_cast<double>(shape.longest());
     const double columns = column_cost(shape.longest());
-    const double multiply =
-        weights * tiles * (channels >= 2 * kMostLanes ? std::min(columns, 1.1 * length) : columns) / 32;
     const double pack_weights = weights * (shared ? 1 : tiles);
+    const bool near = taps * channels * roles.source_channels <= caches.elements(kWeightsShare);
+    const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
     const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));
     const double pack_source =
         static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
-    const std::int64_t room = kMostSums / (phases * shape.longest());
-    for (std::int64_t targets = room >= kPanel ? room / kPanel * kPanel : room;; targets = ceil_div(targets, 2)) {
+    const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
+    const std::int64_t room = most_sums / (phases * shape.longest());
+    for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
+      const double filled =
+          static_cast<double>(blocking.target_blocks * round_up(blocking.target_channels, kMostLanes)) /
+          static_cast<double>(channels);
+      const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
       const std::int64_t tasks = problem.groups * blocking.target_blocks * shape.tiles;
       const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
-      const double cost = ((multiply + pack_weights + pack_source * static_cast<double>(blocking.target_blocks)) *
+      const double cost = ((multiply + pack_weights + read_weights +
+                            (pack_source + pack_rows) * static_cast<double>(blocking.target_blocks)) *
                                static_cast<double>(roles.source_channels) +
                            kTaskCost * static_cast<double>(blocking.target_blocks) * tiles) *
                           idle;
@@ -94,7 +115,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
         least = cost;
         best = blocking;
       }
-      if (tasks >= kTasksWanted || targets < 2 * kPanel) break;
+      if (tasks >= kTasksWanted || targets < 2 * unit) break;
     }
     if (last) return best;
   }

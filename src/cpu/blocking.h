@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cpu/caches.h"
 #include "cpu/tile.h"
 #include "tconv/problem.h"
 
@@ -38,15 +39,14 @@ struct Blocking {
   std::int64_t cells = 0;  // of a tile
   std::int64_t target_channels = 0;
   std::int64_t target_blocks = 0;  // of a group
+  std::int64_t most_source = 0;    // elements of the packed source of a task
 };
 
 // Columns that a register tile pays for: a lonely last vector costs nearly as much as two.
 double column_cost(std::int64_t columns);
 
-// How many tiles and blocks of target channels, for so many threads.
-Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads);
-
-// Elements of the packed source of a task.
-inline constexpr std::int64_t kMostSource = std::int64_t{1} << 16;
+// How many tiles and blocks of target channels, for so many threads and such caches.
+Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Roles& roles, std::int64_t threads,
+                         const Caches& caches);
 
 }  // namespace tconv::cpu

@@ -7,7 +7,6 @@
 // are matrix products; of D there is only a tile at a time. What is taken forward and for grad_input depends on the
 // layer and one sample, never on the batch, and all sums run in an order that depends on the layer alone.
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "cpu/column_map.h"
@@ -34,6 +33,7 @@ std::int64_t line_of(std::int64_t count) { return round_up(count, 2 * kMostLanes
 template <typename T>
 struct Memory {
   Scratch<T> lines;
+  Scratch<T> rows;
   Scratch<T> panels;
   Scratch<T> sums;
   Scratch<T> output;
@@ -148,19 +148,20 @@ class Columns final : public Kernel {
     const TileSize size = math.tile_for(cells, columns);
     const std::int64_t panel = size.vectors * math.lanes;
     const std::int64_t line = line_of(cells);
-    T* const lines = memory.lines.get(kDepth * line);
+    T* const lines = memory.lines.get(kDepth * line + kRowSlack);
+    const RowPanels row_panels(math, size.rows);
+    T* const packed = memory.rows.get(row_panels.size(cells, kDepth));
     T* const panels = memory.panels.get(kDepth * round_up(columns, kMostLanes));
     std::int64_t* const offsets = memory.offsets.get(kDepth);
     Multiply<T> job;
-    job.a = lines;
-    job.a_step = 1;
-    job.offsets = offsets;
+    job.a = packed;
     job.c_step = line_of(columns);
     job.c = memory.sums.get(cells * job.c_step);
     for (std::int64_t k = 0; k < kDepth; ++k) offsets[k] = k * line;
     for (std::int64_t channel = 0; channel < inputs_; channel += kDepth) {
       job.depth = std::min(kDepth, inputs_ - channel);
       load_cells(problem_, input_of(buffers, group, channel), job.depth, cell, cells, line, lines);
+      pack_rows(math, row_panels, cells, lines, offsets, job.depth, packed);
       const E* const weight = weight_of(buffers, group, channel) + column;
       for (std::int64_t n = 0; n < columns; n += panel) {
         const std::int64_t width = panel_width(math, panel, columns, n);
@@ -171,7 +172,7 @@ class Columns final : public Kernel {
           std::fill(row + count, row + width, T{0});
         }
       }
-      multiply_panels(math, size, cells, columns, panels, job);
+      multiply_panels(math, size, cells, columns, {panels, job.depth}, job);
       job.accumulate = true;
     }
     return job.c;
@@ -231,15 +232,13 @@ class Columns final : public Kernel {
     const std::int64_t line = line_of(kDepth);
     constexpr std::int64_t kChannels = 112;  // whose weights are held at a time
     T* const lines = memory.lines.get(kChannels * line);
+    const RowPanels row_panels(math, size.rows);
+    T* const packed = memory.rows.get(row_panels.size(kChannels, kDepth));
     T* const panels = memory.panels.get(kDepth * round_up(cells, kMostLanes));
-    std::int64_t* const offsets = memory.offsets.get(kDepth);
-    std::iota(offsets, offsets + kDepth, 0);
     const E* const grad = output_of(buffers, group);
     const std::int64_t end = std::min((block + 1) * columns_, map_.columns());
     Multiply<T> job;
-    job.a = lines;
-    job.a_step = line;
-    job.offsets = offsets;
+    job.a = packed;
     job.c_step = cells_line_;
     for (std::int64_t column = block * columns_; column < end; column += kDepth) {
       job.depth = std::min(kDepth, end - column);
@@ -258,8 +257,9 @@ class Columns final : public Kernel {
         for (std::int64_t c = 0; c < channels; ++c) {
           element_ops<E, T>().load(weight_of(buffers, group, channel + c) + column, 1, lines + c * line, 1, job.depth);
         }
+        pack_lines(row_panels, channels, lines, line, job.depth, packed);
         job.c = sums + channel * cells_line_;
-        multiply_panels(math, size, channels, cells, panels, job);
+        multiply_panels(math, size, channels, cells, {panels, job.depth}, job);
       }
       job.accumulate = true;
     }
@@ -275,19 +275,18 @@ class Columns final : public Kernel {
     const std::int64_t panel = size.vectors * math.lanes;
     const std::int64_t line = line_of(kDepth);
     T* const lines = memory.lines.get(inputs_ * line);
+    const RowPanels row_panels(math, size.rows);
+    T* const packed = memory.rows.get(row_panels.size(inputs_, kDepth));
     T* const panels = memory.panels.get(kDepth * round_up(columns, kMostLanes));
-    std::int64_t* const offsets = memory.offsets.get(kDepth);
-    std::iota(offsets, offsets + kDepth, 0);
     const E* const grad = output_of(buffers, group);
     Multiply<T> job;
-    job.a = lines;
-    job.a_step = line;
-    job.offsets = offsets;
+    job.a = packed;
     job.c_step = line_of(columns);
     job.c = memory.sums.get(inputs_ * job.c_step);
     for (std::int64_t cell = 0; cell < map_.cells(); cell += kDepth) {
       job.depth = std::min(kDepth, map_.cells() - cell);
       load_cells(problem_, input_of(buffers, group, 0), inputs_, cell, job.depth, line, lines);
+      pack_lines(row_panels, inputs_, lines, line, job.depth, packed);
       std::fill_n(panels, job.depth * round_up(columns, math.lanes), T{0});
       for (std::int64_t n = 0; n < columns; n += panel) {
         const std::int64_t width = panel_width(math, panel, columns, n);
@@ -300,7 +299,7 @@ class Columns final : public Kernel {
                               });
         }
       }
-      multiply_panels(math, size, inputs_, columns, panels, job);
+      multiply_panels(math, size, inputs_, columns, {panels, job.depth}, job);
       job.accumulate = true;
     }
     for (std::int64_t c = 0; c < inputs_; ++c) {

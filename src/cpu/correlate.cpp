@@ -18,8 +18,8 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kDepth =
-    112;  // multiply-adds between two visits to the results: two vectors stay in the L1 cache
+constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: a panel stays in the L1 cache
+constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
 constexpr std::int64_t kLongSum = 128;        // multiply-adds of a result that pay for transposing it
@@ -36,7 +36,7 @@ struct Memory {
   Scratch<T> source;
   Scratch<T> weights;
   Scratch<T> sums;
-  Scratch<T> lines;
+  Scratch<T> rows;
   Scratch<std::int64_t> offsets;
 };
 
@@ -55,6 +55,11 @@ class Correlate final : public Kernel {
         for (int a = 0; a < kSpatialAxes; ++a) step += tap.tap[a] * problem.weight_strides[2 + a];
         steps.push_back(step);
       }
+      const PhaseTile* const before = repeats_.empty() ? nullptr : &tiling_.phases()[repeats_.size() - 1];
+      repeats_.push_back(before != nullptr &&
+                         std::ranges::equal(before->taps, phase.taps, [](const Tap& a, const Tap& b) {
+                           return a.source == b.source && a.offset == b.offset;
+                         }));
     }
     const bool forward = problem.direction == Direction::forward;
     std::int64_t all = 1;
@@ -67,7 +72,7 @@ class Correlate final : public Kernel {
     empty_ = all == 0 || problem.batch == 0 || roles_.target_channels == 0;
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
     const std::int64_t taps = std::max<std::int64_t>(tiling_.most_taps(), 1);
-    chunk_ = std::min({kMostSource / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
+    chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
                        std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
     chunk_ = even_parts(roles_.source_channels, chunk_);
     const std::int64_t length = tiling_.longest();
@@ -79,7 +84,10 @@ class Correlate final : public Kernel {
     const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
     const std::int64_t depth = roles_.source_channels * taps;
     const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
-    cells_are_columns_ = !channels_inside_ && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
+    // Many phases are better interleaved while they are transposed.
+    const bool gathers = tiling_.row_phases() > 4 && targets >= kMostLanes / 2;
+    cells_are_columns_ =
+        !channels_inside_ && !gathers && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(chunk_, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
@@ -270,7 +278,10 @@ class Correlate final : public Kernel {
     results.cells_are_columns = cells_are_columns_;
     results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, math.lanes);
     results.phase_size = results.row_size * (cells_are_columns_ ? block.targets : tile.length);
-    results.sums = memory.sums.get(static_cast<std::int64_t>(phases) * results.phase_size + kMostLanes);
+    results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
+    if (tiling_.has_empty_phases()) {
+      std::fill_n(results.sums + (tiling_.slots() - 1) * results.phase_size, results.phase_size, T{0});
+    }
 
     // [channel][source lattice][line], or [source lattice][line][channel]
     PackedSteps steps{sources * tiling_.plane_size(), 1};
@@ -279,7 +290,7 @@ class Correlate final : public Kernel {
         memory.source.get(std::max(chunk_, channels_inside_ ? cell_step_ : 0) * sources * tiling_.plane_size());
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
-    std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.most_taps());
+    std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.all_taps());
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const std::int64_t channel = block.group * roles_.source_channels + c;
@@ -288,32 +299,21 @@ class Correlate final : public Kernel {
       if (own != nullptr) pack_weights(tensors, block, c, channels, own);
       const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
       for (std::size_t phase = 0; phase < phases; ++phase) {
-        const std::vector<Tap>& taps = tiling_.phases()[phase].taps;
-        const auto tap_count = static_cast<std::int64_t>(taps.size());
+        std::int64_t* to = offsets + taps_before_[phase] * channels;
         for (std::int64_t i = 0; i < channels; ++i) {
-          for (std::int64_t t = 0; t < tap_count; ++t) {
-            offsets[i * tap_count + t] =
-                i * steps.channel + (taps[t].source * tiling_.plane_size() + taps[t].offset) * cells.step;
+          for (const Tap& tap : tiling_.phases()[phase].taps) {
+            *to++ = i * steps.channel + (tap.source * tiling_.plane_size() + tap.offset) * cells.step;
           }
         }
-        Multiply<T> job;
-        job.offsets = offsets;
-        job.depth = channels * tap_count;
-        job.c = results.sums + static_cast<std::int64_t>(phase) * results.phase_size;
-        job.c_step = results.row_size;
-        job.accumulate = c > 0;
-        const T* const phase_weights = weights + phase_place(block, channels, phase);
-        if (cells_are_columns_) {
-          multiply_along_cells(math, phase_weights, cells.first, block.targets, tile.length, job);
-        } else {
-          job.a_step = cells.step;
-          job.a = cells.first;
-          multiply_panels(math, math.tile_for(tiling_.longest(), block.targets), tile.length, block.targets,
-                          phase_weights, job);
-        }
+      }
+      if (cells_are_columns_) {
+        multiply_along_cells(math, block, channels, weights, cells, offsets, tile.length, results, c > 0);
+      } else {
+        multiply_along_targets(math, block, channels, weights, cells, offsets, tile.length, results, c > 0,
+                               memory.rows);
       }
     }
-    store_of(tensors)(tile, block.group * roles_.target_channels + block.first, block.targets, results, memory.lines);
+    store_of(tensors)(tile, block.group * roles_.target_channels + block.first, block.targets, results);
   }
 
   // The source of some channels: where cell 0 stands, and the distance from one cell of the line to the next.
@@ -338,19 +338,73 @@ class Correlate final : public Kernel {
     return {memory + tiling_.lead() * steps.cell, steps.cell};
   }
 
-  void multiply_along_cells(const MathOps<T>& math, const T* weights, const T* source, std::int64_t targets,
-                            std::int64_t cells, Multiply<T> job) const {
-    const auto [panel, most_vectors] = math.tile_for(targets, tiling_.longest());
-    T* const sums = job.c;
-    for (std::int64_t n = 0; n < cells;) {
-      const std::int64_t vectors = std::min(most_vectors, ceil_div(cells - n, math.lanes));
-      job.b = source + n;
-      for (std::int64_t m = 0; m < targets; m += panel) {
-        job.a = weights + m * job.depth;
-        job.c = sums + m * job.c_step + n;
-        math.multiply_b_in_place[std::min(panel, targets - m) - 1][vectors - 1](job);
+  // What a phase adds to its results, apart from operands.
+  Multiply<T> job_of(std::size_t phase, std::int64_t channels, const Results<T>& results, bool accumulate) const {
+    Multiply<T> job;
+    job.depth = channels * static_cast<std::int64_t>(tiling_.phases()[phase].taps.size());
+    job.c = results.sums + tiling_.slot(phase) * results.phase_size;
+    job.c_step = results.row_size;
+    job.accumulate = accumulate;
+    return job;
+  }
+
+  void multiply_along_cells(const MathOps<T>& math, const Block& block, std::int64_t channels, const T* weights,
+                            const Cells& cells, const std::int64_t* offsets, std::int64_t length,
+                            const Results<T>& results, bool accumulate) const {
+    const auto [panel, most_vectors] = math.tile_for(block.targets, tiling_.longest());
+    for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
+      if (tiling_.phases()[phase].taps.empty()) continue;
+      Multiply<T> job = job_of(phase, channels, results, accumulate);
+      job.offsets = offsets + taps_before_[phase] * channels;
+      T* const sums = job.c;
+      for (std::int64_t n = 0; n < length;) {
+        const std::int64_t vectors = std::min(most_vectors, ceil_div(length - n, math.lanes));
+        job.b = cells.first + n;
+        for (std::int64_t m = 0; m < block.targets; m += panel) {
+          job.a = weights + phase_place(block, channels, phase) + m * job.depth;
+          job.c = sums + m * job.c_step + n;
+          job.a_step = std::min(panel, block.targets - m);
+          math.multiply_in_place[job.a_step - 1][vectors - 1](job);
+        }
+        n += vectors * math.lanes;
       }
-      n += vectors * math.lanes;
+    }
+  }
+
+  void multiply_along_targets(const MathOps<T>& math, const Block& block, std::int64_t channels, const T* weights,
+                              const Cells& cells, const std::int64_t* offsets, std::int64_t length,
+                              const Results<T>& results, bool accumulate, Scratch<T>& memory) const {
+    const auto size = math.tile_for(tiling_.longest(), block.targets);
+    const RowPanels row_panels(math, size.rows);
+    const std::int64_t most = even_parts(ceil_div(length, row_panels.rows), kCells / row_panels.rows) * row_panels.rows;
+    T* const rows = memory.get(row_panels.size(most, std::max(kDepth, tiling_.most_taps())));
+    for (std::int64_t first = 0; first < length; first += most) {
+      const std::int64_t count = std::min(most, length - first);
+      const T* const cell = cells.first + first * cells.step;
+      for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
+        const auto taps = static_cast<std::int64_t>(tiling_.phases()[phase].taps.size());
+        if (taps == 0) continue;
+        Multiply<T> job = job_of(phase, channels, results, accumulate);
+        const Panels<T> panels{weights + phase_place(block, channels, phase), job.depth, 0};
+        job.a = rows;
+        job.c += first * job.c_step;
+        // In whole channels where these are innermost.
+        const std::int64_t unit = cells.step == 1 ? 1 : taps;
+        const std::int64_t most_depth = even_parts(panels.depth / unit, kDepth / unit) * unit;
+        for (std::int64_t k = 0; k < panels.depth; k += most_depth) {
+          job.depth = std::min(most_depth, panels.depth - k);
+          // Phases of kernel == stride, among others, read the same cells.
+          if (!repeats_[phase] || most_depth < panels.depth) {
+            const std::int64_t* const places = offsets + taps_before_[phase] * channels + k;
+            if (cells.step == 1) pack_rows(math, row_panels, count, cell, places, job.depth, rows);
+            for (std::int64_t t = 0; cells.step != 1 && t < taps; ++t) {
+              pack_lines(row_panels, count, cell + places[t], cells.step, job.depth, rows, t, taps);
+            }
+          }
+          multiply_panels(math, size, count, block.targets, {panels.data, panels.depth, k}, job);
+          job.accumulate = true;
+        }
+      }
     }
   }
 
@@ -361,6 +415,7 @@ class Correlate final : public Kernel {
   std::int64_t chunk_ = 1;
   std::vector<std::vector<std::int64_t>> weight_taps_;  // of each phase: where its taps lie in the weight
   std::vector<std::int64_t> taps_before_;               // of each phase: taps of the phases before it
+  std::vector<bool> repeats_;                           // of each phase: it reads what the phase before it reads
   bool fills_first_ = false;
   bool empty_ = false;
   bool channels_inside_ = false;   // the packed source has its channels innermost
@@ -375,7 +430,7 @@ class Correlate final : public Kernel {
 Proposal propose_correlate(const Problem& problem, const DeviceProperties& device) {
   const Roles roles(problem);
   AxisMaps maps = maps_of(problem);
-  const Blocking blocking = choose_blocking(maps, problem, roles, std::max(device.threads, 1));
+  const Blocking blocking = choose_blocking(maps, problem, roles, std::max(device.threads, 1), caches());
   Tiling tiling(std::move(maps), problem.batch, blocking.cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +

@@ -10,36 +10,14 @@
 #include <numeric>
 #include <type_traits>
 
-#include "cpu/scalar.h"
 #include "cpu/simd.h"
+#include "cpu/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tconv::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-
-constexpr bool kMaskedStores = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX2;
-
-template <typename E, typename T>
-HWY_INLINE T widen(E value) {
-  if constexpr (std::is_same_v<E, T>) {
-    return value;
-  } else {
-    return to_float(value);
-  }
-}
-
-template <typename E, typename T>
-HWY_INLINE E narrow(T value) {
-  if constexpr (std::is_same_v<E, T>) {
-    return value;
-  } else if constexpr (std::is_same_v<E, Float16>) {
-    return to_float16(value);
-  } else {
-    return to_bfloat16(value);
-  }
-}
 
 // Reads the elements 0, step, 2 step ... of memory as a vector. Offsets are 32 bits wide for float.
 template <typename T>
@@ -107,7 +85,7 @@ void interleave_few(const Interleave<T, T>& job) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   const auto bias = hn::Set(tag, job.bias);
   const auto store = [&](std::int64_t i, T* to) {
-    const auto line = [&](std::int64_t p) { return hn::Add(hn::LoadU(tag, job.from + p * job.phase_size + i), bias); };
+    const auto line = [&](std::int64_t p) { return hn::Add(hn::LoadU(tag, job.from + job.places[p] + i), bias); };
     if constexpr (kPhases == 2) hn::StoreInterleaved2(line(0), line(1), tag, to);
     if constexpr (kPhases == 3) hn::StoreInterleaved3(line(0), line(1), line(2), tag, to);
     if constexpr (kPhases == 4) hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, to);
@@ -133,10 +111,11 @@ void interleave_many(const Interleave<T, T>& job) {
   const std::int64_t vectors = together * job.phases / lanes;
   constexpr std::int64_t kMostVectorsTogether = 16;
   std::int64_t i = 0;
-  if (vectors <= kMostVectorsTogether && job.count >= together && Strided<T>::fits(job.phases * job.phase_size)) {
+  const std::int64_t farthest = *std::max_element(job.places, job.places + job.phases);
+  if (vectors <= kMostVectorsTogether && job.count >= together && Strided<T>::fits(farthest)) {
     Index places[kMostVectorsTogether * HWY_MAX_BYTES / sizeof(T)];
     for (std::int64_t o = 0; o < vectors * lanes; ++o) {
-      places[o] = static_cast<Index>(o % job.phases * job.phase_size + o / job.phases);
+      places[o] = static_cast<Index>(job.places[o % job.phases] + o / job.phases);
     }
     for (; i + together <= job.count; i += together) {
       for (std::int64_t v = 0; v < vectors; ++v) {
@@ -147,7 +126,7 @@ void interleave_many(const Interleave<T, T>& job) {
   }
   for (; i < job.count; ++i) {
     for (std::int64_t p = 0; p < job.phases; ++p) {
-      job.to[i * job.phases + p] = job.from[p * job.phase_size + i] + job.bias;
+      job.to[i * job.phases + p] = job.from[job.places[p] + i] + job.bias;
     }
   }
 }
@@ -168,7 +147,7 @@ void interleave(const Interleave<E, T>& job) {
     const T* const from = job.from + i * job.cell_step;
     E* const to = job.to + i * job.period;
     for (std::int64_t p = 0; p < job.phases; ++p) {
-      to[p * job.to_step] = narrow<E, T>(from[p * job.phase_size] + job.bias);
+      to[p * job.to_step] = narrow<E, T>(from[job.places[p]] + job.bias);
     }
   }
 }
@@ -200,49 +179,75 @@ void store_cells(const StoreCells<E, T>& job) {
   }
 }
 
-// Four channels at a time become blocks of four that lie side by side.
-template <typename T>
-void load_four_channels(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t count) {
+template <typename E, typename T>
+void load_channels(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
+                   std::int64_t count) {
+  load_transposed<E>([&](std::int64_t c) { return from + c * from_step; }, to, to_step, channels, count);
+}
+
+template <typename E, typename T>
+void load_lines(const E* from, const std::int64_t* offsets, T* to, std::int64_t to_step, std::int64_t lines,
+                std::int64_t count) {
+  load_transposed<E>([&](std::int64_t c) { return from + offsets[c]; }, to, to_step, lines, count);
+}
+
+template <typename E, typename T>
+HWY_INLINE T bias_of(const StoreRows<E, T>& job, std::int64_t channel) {
+  return job.bias == nullptr ? T{0} : widen<E, T>(job.bias[channel]);
+}
+
+// As many rows as a vector has lanes, of some channels, into to[channel to_step].
+template <typename E, typename T>
+void store_vector_of_rows(const StoreRows<E, T>& job, const T* const* rows, std::int64_t valid, std::int64_t first,
+                          std::int64_t last, E* to) {
   const hn::ScalableTag<T> tag;
-  const hn::CappedTag<T, 4> block;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  const auto block_lanes = static_cast<std::int64_t>(hn::Lanes(block));
-  T four[4 * HWY_MAX_BYTES / sizeof(T)];
-  const auto store = [&](std::int64_t i, std::int64_t cells) {
-    for (std::int64_t j = 0; j < cells; ++j) {
-      for (std::int64_t part = 0; part < 4; part += block_lanes) {
-        hn::StoreU(hn::LoadU(block, four + 4 * j + part), block, to + (i + j) * to_step + part);
-      }
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  if constexpr (kLanes >= kBlock<T>) {
+    for (std::int64_t c = first; c < last; c += kBlock<T>) {
+      transpose_block(
+          tag, [&](std::int64_t r) { return rows[r] + c; },
+          [&](std::int64_t q, auto sums) {
+            if (c + q >= last) return;
+            const auto values = hn::Add(sums, hn::Set(tag, bias_of(job, c + q)));
+            E* const place = to + (c + q) * job.to_step;
+            if constexpr (std::is_same_v<E, T>) {
+              if (valid == kLanes) return hn::StoreU(values, tag, place);
+            }
+            T some[kLanes];
+            hn::StoreU(values, tag, some);
+            for (std::int64_t r = 0; r < valid; ++r) place[r] = narrow<E, T>(some[r]);
+          });
     }
-  };
-  std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto line = [&](std::int64_t c) { return hn::LoadU(tag, from + c * from_step + i); };
-    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
-    store(i, lanes);
-  }
-  if (i == count) return;
-  if constexpr (kMaskedStores) {
-    const auto rest = hn::FirstN(tag, count - i);
-    const auto line = [&](std::int64_t c) { return hn::MaskedLoad(rest, tag, from + c * from_step + i); };
-    hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
-    store(i, count - i);
   } else {
-    for (; i < count; ++i) {
-      for (std::int64_t c = 0; c < 4; ++c) to[i * to_step + c] = from[c * from_step + i];
+    for (std::int64_t c = first; c < last; ++c) {
+      for (std::int64_t r = 0; r < valid; ++r) {
+        to[c * job.to_step + r] = narrow<E, T>(rows[r][c] + bias_of(job, c));
+      }
     }
   }
 }
 
 template <typename E, typename T>
-void load_channels(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
-                   std::int64_t count) {
-  std::int64_t c = 0;
-  if constexpr (std::is_same_v<E, T>) {
-    for (; c + 4 <= channels; c += 4) load_four_channels(from + c * from_step, from_step, to + c, to_step, count);
-  }
-  for (; c < channels; ++c) {
-    for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[c * from_step + i]);
+void store_rows(const StoreRows<E, T>& job) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr std::int64_t kTogether = 16;  // channels: each is a stream of its own to the memory
+  const std::int64_t total = job.count * job.phases;
+  for (std::int64_t first = 0; first < job.channels; first += kTogether) {
+    const std::int64_t last = std::min(first + kTogether, job.channels);
+    const T* cell = job.from;
+    std::int64_t phase = 0;
+    for (std::int64_t r = 0; r < total; r += kLanes) {
+      const std::int64_t valid = std::min(kLanes, total - r);
+      const T* rows[kLanes];
+      for (std::int64_t j = 0; j < valid; ++j) {
+        rows[j] = cell + job.places[phase];
+        if (++phase < job.phases) continue;
+        phase = 0;
+        cell += job.cell_step;
+      }
+      for (std::int64_t j = valid; j < kLanes; ++j) rows[j] = rows[0];
+      store_vector_of_rows(job, rows, valid, first, last, job.to + r);
+    }
   }
 }
 
@@ -292,13 +297,7 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
       const std::int64_t valid = std::min(lanes, job.valid - first);
       const T* const targets = job.source + c * job.channel_step + first * job.target_step;
       if (valid < lanes && first > 0) std::fill(std::begin(packed), std::end(packed), T{0});
-      std::int64_t m = 0;
-      for (; m + 4 <= valid; m += 4) {
-        load_four_channels(targets + m * job.target_step, job.target_step, packed + m, lanes, count);
-      }
-      for (; m < valid; ++m) {
-        for (std::int64_t i = 0; i < count; ++i) packed[i * lanes + m] = targets[m * job.target_step + i];
-      }
+      load_channels<T, T>(targets, job.target_step, packed, lanes, valid, count);
       const auto whole = hn::FirstN(tag, job.width - first);
       const T* row = packed;
       for (std::int64_t channel = c; channel < c + channels; ++channel) {
@@ -384,8 +383,8 @@ double sum(const E* from, std::int64_t step, std::int64_t count) {
 
 template <typename E, typename T>
 ElementOps<E, T> make_element_ops() {
-  return {load<E, T>,    store<E, T>,        interleave<E, T>, store_cells<E, T>, load_channels<E, T>,
-          scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
+  return {load<E, T>,       store<E, T>,   interleave<E, T>,   store_rows<E, T>, store_cells<E, T>, load_channels<E, T>,
+          load_lines<E, T>, scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
 }
 
 const ElementOps<float, float>& float_elements() {

@@ -2,12 +2,13 @@
 //   grad_weight[ci][co][tap] = sum over cells p of  grad_output[co][p] input[ci][p + offset(tap)],
 // a matrix product over the cells of the packed line. With enough input channels the vectors run along them (the input
 // is packed with its channels innermost); with few, along the cells, as dot products.
+// With few output channels, their taps are the rows of the product instead: grad_output is read at another place for
+// each, and the input where it is.
 //
 // Cells are cut into splits by the problem alone; each split sums into its own block and the blocks are added in order,
 // so that threads change no result.
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <vector>
 
 #include "core/parallel.h"
@@ -27,10 +28,12 @@ constexpr std::int64_t kDepth =
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kRows = 14;       // output channels are cut at multiples of this
 constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot products
+constexpr std::int64_t kFewOutputs = 6;  // fewer output channels than this: their taps are the rows
 
 struct Blocking {
   bool along_inputs = true;  // vectors run along the input channels
-  std::int64_t inputs = 1;   // channels of a block
+  bool taps_are_rows = false;
+  std::int64_t inputs = 1;  // channels of a block
   std::int64_t outputs = 1;
   std::int64_t input_blocks = 0;  // of a group
   std::int64_t output_blocks = 0;
@@ -44,6 +47,7 @@ Blocking choose_blocking(const Problem& problem) {
   const std::int64_t outputs = std::max<std::int64_t>(problem.out_channels_per_group(), 1);
   Blocking blocking;
   blocking.along_inputs = inputs >= kFewInputs;
+  blocking.taps_are_rows = blocking.along_inputs && outputs < kFewOutputs && taps > 1;
   const std::int64_t fewest_inputs = blocking.along_inputs ? 16 : 1;
   const auto even = [](std::int64_t all, std::int64_t most, std::int64_t unit) {
     return round_up(ceil_div(all, ceil_div(all, most)), unit);
@@ -137,7 +141,8 @@ class GradWeight final : public Kernel {
     return std::to_string(tiling_.phases().size()) + " phases, blocks of " + std::to_string(blocking_.inputs) + " x " +
            std::to_string(blocking_.outputs) + " channels, " + std::to_string(tiling_.tiles()) + " tiles of up to " +
            std::to_string(tiling_.longest()) + " cells in " + std::to_string(splits_) + " splits, vectors along " +
-           (blocking_.along_inputs ? "input channels" : "cells") + ", " + target_name();
+           (blocking_.along_inputs ? "input channels" : "cells") + (blocking_.taps_are_rows ? ", rows of taps" : "") +
+           ", " + target_name();
   }
 
  private:
@@ -162,6 +167,7 @@ class GradWeight final : public Kernel {
   struct Memory {
     Scratch<T> input;
     Scratch<T> grad;
+    Scratch<T> rows;
     Scratch<std::int64_t> offsets;
   };
 
@@ -192,15 +198,6 @@ class GradWeight final : public Kernel {
   void sum_cells(const E* input, const E* grad, const ChannelBlock& channels, std::int64_t split, T* block) const {
     thread_local Memory memory;
     const MathOps<T>& math = math_ops<T>();
-    // An odd number of cache lines, so that rows do not fall into the same cache sets.
-    const std::int64_t line_size = round_up(tiling_.longest(), 2 * kMostLanes) + kMostLanes;
-    const auto tile_size = math.tile_for(channels.outputs, channels.inputs);
-    const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
-    T* const packed_input =
-        memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
-    T* const packed_grad = memory.grad.get(blocking_.outputs * line_size);
-    std::int64_t* const offsets =
-        memory.offsets.get(std::max(kDepth, tiling_.most_taps() * (blocking_.along_inputs ? 1 : blocking_.inputs)));
     const std::int64_t input_channel = channels.group * problem_.in_channels_per_group() + channels.first_input;
     const std::int64_t output_channel = channels.group * problem_.out_channels_per_group() + channels.first_output;
     const View<const E> input_view{input + input_channel * problem_.input_strides[1], problem_.input_strides,
@@ -209,6 +206,23 @@ class GradWeight final : public Kernel {
                                   channels.outputs};
     const std::int64_t first_tile = tiling_.tiles() * split / splits_;
     const std::int64_t last_tile = tiling_.tiles() * (split + 1) / splits_;
+    if (blocking_.taps_are_rows) {
+      for (std::int64_t index = first_tile; index < last_tile; ++index) {
+        sum_tile_by_taps(tiling_.tile(index), input_view, grad_view, block, memory);
+      }
+      return;
+    }
+    // An odd number of cache lines, so that rows do not fall into the same cache sets.
+    const std::int64_t line_size = round_up(tiling_.longest(), 2 * kMostLanes) + kMostLanes;
+    const auto tile_size = math.tile_for(channels.outputs, channels.inputs);
+    const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
+    T* const packed_input =
+        memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
+    T* const packed_grad = memory.grad.get(blocking_.outputs * line_size);
+    T* const rows =
+        memory.rows.get(blocking_.along_inputs ? RowPanels(math, tile_size.rows).size(channels.outputs, kDepth) : 0);
+    std::int64_t* const offsets =
+        memory.offsets.get(blocking_.along_inputs ? 0 : tiling_.most_taps() * blocking_.inputs);
     for (std::int64_t index = first_tile; index < last_tile; ++index) {
       const Tile tile = tiling_.tile(index);
       if (blocking_.along_inputs) {
@@ -224,11 +238,56 @@ class GradWeight final : public Kernel {
                   packed_grad);
         T* const sums = block + phase_begins_[p];
         if (blocking_.along_inputs) {
-          multiply(math, tile_size, phase, channels, tile.length, packed_grad, line_size, packed_input, offsets, sums);
+          multiply(math, tile_size, phase, channels, tile.length, packed_grad, line_size, packed_input, rows, sums);
         } else {
           dot(math, phase, channels, tile.length, packed_grad, line_size, packed_input + tiling_.lead(), offsets, sums);
         }
       }
+    }
+  }
+
+  // One tile, where the taps are the rows: the tile is a tile of input cells, and grad_output has the halo.
+  void sum_tile_by_taps(const Tile& tile, const View<const E>& input, const View<const E>& grad, T* sums,
+                        Memory& memory) const {
+    if (tile.length <= 0) return;  // an empty input
+    const MathOps<T>& math = math_ops<T>();
+    const PhaseTile& phase = tiling_.phases()[0];
+    const auto taps = static_cast<std::int64_t>(phase.taps.size());
+    const std::int64_t grad_size = static_cast<std::int64_t>(tiling_.sources().size()) * tiling_.plane_size();
+    T* const packed_grad = memory.grad.get(grad.channels * grad_size);
+    pack_source(tiling_, tile, grad, PackedSteps{grad_size, 1}, packed_grad);
+    const std::int64_t row_count = grad.channels * taps;
+    std::int64_t* const offsets = memory.offsets.get(row_count);
+    for (std::int64_t m = 0; m < row_count; ++m) {
+      const Tap& tap = phase.taps[m % taps];
+      offsets[m] = m / taps * grad_size + tap.source * tiling_.plane_size() + tiling_.lead() + tap.offset;
+    }
+
+    const auto size = math.tile_for(row_count, input.channels);
+    const std::int64_t panel = size.vectors * math.lanes;
+    T* const packed_input = memory.input.get(round_up(input.channels, kMostLanes) * tile.length);
+    const Runs runs = target_runs(tiling_, tile, phase, input.strides);
+    for (std::int64_t n = 0; n < input.channels; n += panel) {
+      const std::int64_t width = panel_width(math, panel, input.channels, n);
+      std::fill_n(packed_input + n * tile.length, width * tile.length, T{0});
+      load_runs(View<const E>{input.data + n * input.strides[1], input.strides, std::min(panel, input.channels - n)},
+                runs, PackedSteps{1, width}, packed_input + n * tile.length);
+    }
+
+    const RowPanels row_panels(math, size.rows);
+    T* const rows = memory.rows.get(row_panels.size(row_count, kDepth));
+    Multiply<T> job;
+    job.a = rows;
+    job.c = sums;
+    job.c_step = blocking_.inputs;
+    job.accumulate = true;
+    for (std::int64_t k = 0; k < tile.length; k += kDepth) {
+      job.depth = std::min(kDepth, tile.length - k);
+      for (std::int64_t m = 0; m < row_count; m += row_panels.rows) {
+        element_ops<T, T>().load_lines(packed_grad + k, offsets + m, rows + row_panels.place(m, job.depth),
+                                       row_panels.step, std::min(row_panels.rows, row_count - m), job.depth);
+      }
+      multiply_panels(math, size, row_count, input.channels, {packed_input, tile.length, k}, job);
     }
   }
 
@@ -247,27 +306,27 @@ class GradWeight final : public Kernel {
 
   void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
                 const ChannelBlock& channels, std::int64_t length, const T* grad, std::int64_t line_size,
-                const T* packed_input, std::int64_t* offsets, T* sums) const {
-    std::iota(offsets, offsets + kDepth, 0);
+                const T* packed_input, T* rows, T* sums) const {
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
     const std::int64_t panel = tile_size.vectors * math.lanes;
+    const RowPanels row_panels(math, tile_size.rows);
     Multiply<T> job;
-    job.offsets = offsets;
-    job.a_step = line_size;
+    job.a_step = row_panels.step;
     job.c_step = taps * blocking_.inputs;
     job.accumulate = true;
     for (std::int64_t k = 0; k < length; k += kDepth) {
       job.depth = std::min(kDepth, length - k);
+      pack_lines(row_panels, channels.outputs, grad + k, line_size, job.depth, rows);
       for (std::int64_t n = 0; n < channels.inputs; n += panel) {
         job.b_step = panel_width(math, panel, channels.inputs, n);
         const T* const input = packed_input + n * tiling_.plane_size() + (tiling_.lead() + k) * job.b_step;
         for (std::int64_t t = 0; t < taps; ++t) {
           job.b = input + phase.taps[t].offset * job.b_step;
           for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {
-            job.a = grad + m * line_size + k;
+            job.a = rows + row_panels.place(m, job.depth);
             job.c = sums + (m * taps + t) * blocking_.inputs + n;
-            const std::int64_t rows = std::min(tile_size.rows, channels.outputs - m);
-            math.multiply_a_in_place[rows - 1][job.b_step / math.lanes - 1](job);
+            const std::int64_t here = std::min(tile_size.rows, channels.outputs - m);
+            math.multiply_packed[here - 1][job.b_step / math.lanes - 1](job);
           }
         }
       }
@@ -346,9 +405,11 @@ class GradWeight final : public Kernel {
 }  // namespace
 
 Proposal propose_grad_weight(const Problem& problem) {
-  AxisMaps maps;
-  for (int a = 0; a < kSpatialAxes; ++a) maps[a] = map_from_output(problem.axes[a]);
   const Blocking blocking = choose_blocking(problem);
+  AxisMaps maps;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    maps[a] = blocking.taps_are_rows ? map_from_input(problem.axes[a]) : map_from_output(problem.axes[a]);
+  }
   Tiling tiling(std::move(maps), problem.batch, blocking.cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +

@@ -16,21 +16,76 @@ std::int64_t panel_width(const MathOps<T>& math, std::int64_t panel, std::int64_
   return std::min(panel, (columns - first + math.lanes - 1) / math.lanes * math.lanes);
 }
 
-// c[m][n] (+)= sum over k of a[offsets[k] + m a_step] b(k, n), where b = [panel][k][column of the panel] and a panel
-// has tile.vectors vectors. The columns of c go on to whole vectors.
+// The other operand: panels [panel][k][row of the panel] of several register tiles each, so that rows fill whole
+// vectors as well as may be.
+struct RowPanels {
+  std::int64_t rows = 1;  // of a panel
+  std::int64_t step = 1;  // from k to k + 1: rows, filled up to whole vectors
+
+  template <typename T>
+  RowPanels(const MathOps<T>& math, std::int64_t tile_rows) {
+    constexpr std::int64_t kWidest = 48;
+    for (std::int64_t count = tile_rows; count <= kWidest; count += tile_rows) {
+      const std::int64_t filled = (count + math.lanes - 1) / math.lanes * math.lanes;
+      if (rows * filled < count * step || count == tile_rows) {
+        rows = count;
+        step = filled;
+      }
+    }
+  }
+
+  std::int64_t place(std::int64_t row, std::int64_t depth) const { return row / rows * step * depth + row % rows; }
+  std::int64_t size(std::int64_t count, std::int64_t depth) const { return (count + rows - 1) / rows * step * depth; }
+};
+
+// Elements that pack_rows may read beyond the last row.
+inline constexpr std::int64_t kRowSlack = 64;
+
+// Row panels from a[offsets[k] + m].
+template <typename T>
+void pack_rows(const MathOps<T>& math, const RowPanels& panels, std::int64_t rows, const T* a,
+               const std::int64_t* offsets, std::int64_t depth, T* packed) {
+  for (std::int64_t m = 0; m < rows; m += panels.rows) {
+    math.gather_rows(a + m, offsets, depth, panels.step, packed + panels.place(m, depth));
+  }
+}
+
+// Row panels from lines that go along k, of which every `interleaved` steps make one: the k = tap + i interleaved are
+// a[m line + i].
+template <typename T>
+void pack_lines(const RowPanels& panels, std::int64_t rows, const T* a, std::int64_t line, std::int64_t depth,
+                T* packed, std::int64_t tap = 0, std::int64_t interleaved = 1) {
+  for (std::int64_t m = 0; m < rows; m += panels.rows) {
+    element_ops<T, T>().load_channels(a + m * line, line, packed + panels.place(m, depth) + tap * panels.step,
+                                      interleaved * panels.step, std::min(panels.rows, rows - m), depth / interleaved);
+  }
+}
+
+// Panels [panel][k][column of the panel] of tile.vectors vectors each, of which a product uses the k from `first` on.
+template <typename T>
+struct Panels {
+  const T* data = nullptr;
+  std::int64_t depth = 0;  // k of a panel
+  std::int64_t first = 0;
+};
+
+// c[m][n] (+)= sum over k of a(k, m) b(k, n), where job.a are row panels for this tile. The columns of c go on to whole
+// vectors.
 template <typename T>
 void multiply_panels(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::int64_t rows,
-                     std::int64_t columns, const T* panels, Multiply<T> job) {
+                     std::int64_t columns, const Panels<T>& panels, Multiply<T> job) {
+  const RowPanels row_panels(math, tile.rows);
   const std::int64_t panel = tile.vectors * math.lanes;
   const T* const a = job.a;
   T* const c = job.c;
+  job.a_step = row_panels.step;
   for (std::int64_t n = 0; n < columns; n += panel) {
-    job.b = panels + n * job.depth;
     job.b_step = panel_width(math, panel, columns, n);
+    job.b = panels.data + n * panels.depth + panels.first * job.b_step;
     for (std::int64_t m = 0; m < rows; m += tile.rows) {
-      job.a = a + m * job.a_step;
+      job.a = a + row_panels.place(m, job.depth);
       job.c = c + m * job.c_step + n;
-      math.multiply_a_in_place[std::min(tile.rows, rows - m) - 1][job.b_step / math.lanes - 1](job);
+      math.multiply_packed[std::min(tile.rows, rows - m) - 1][job.b_step / math.lanes - 1](job);
     }
   }
 }

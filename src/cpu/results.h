@@ -2,15 +2,12 @@
 // bias, rounded.
 #pragma once
 
-#include <type_traits>
-
 #include "cpu/packing.h"
 #include "cpu/panels.h"
-#include "cpu/scratch.h"
 
 namespace tconv::cpu {
 
-// The tile of results: [phase][m][n], where m, n are target channel and cell, or cell and target channel.
+// The tile of results: [slot of the phase][m][n], where m, n are target channel and cell, or cell and target channel.
 template <typename T>
 struct Results {
   T* sums = nullptr;
@@ -29,53 +26,9 @@ class ResultStore {
   ResultStore(const Tiling& tiling, const Strides& strides, const E* bias, E* target)
       : tiling_(tiling), strides_(strides), bias_(bias), target_(target) {}
 
-  // Stores the results of a tile for some channels; `lines` is memory to turn them around in.
-  void operator()(const Tile& tile, std::int64_t first_channel, std::int64_t channels, const Results<T>& results,
-                  Scratch<T>& lines) const {
-    if (results.cells_are_columns || strides_[1] == 1) return store(tile, first_channel, channels, results);
-    if (tiling_.phases().size() == 1 && store_rows_of(tile, first_channel, channels, results)) return;
-    store(tile, first_channel, channels, transposed(math_ops<T>(), results, channels, tile.length, lines));
-  }
-
-  T bias_of(std::int64_t channel) const {
-    T bias = 0;
-    if (bias_ != nullptr) element_ops<E, T>().load(bias_ + channel, 1, &bias, 1, 1);
-    return bias;
-  }
-
- private:
-  // Rows of the tensor, straight from results with targets as columns; false where they do not lie in one piece.
-  bool store_rows_of(const Tile& tile, std::int64_t first_channel, std::int64_t channels,
-                     const Results<T>& results) const {
-    if constexpr (std::is_same_v<E, T>) {
-      const Runs runs = target_runs(tiling_, tile, tiling_.phases()[0], strides_);
-      if (runs.tensor_step() != 1 || runs.line_step() != 1) return false;
-      for (const Runs::Run& run : runs.all()) {
-        math_ops<T>().transpose(results.sums + run.line * results.row_size, results.row_size,
-                                target_ + first_channel * strides_[1] + run.tensor, strides_[1], runs.count(), channels,
-                                bias_ == nullptr ? nullptr : bias_ + first_channel);
-      }
-      return true;
-    }
-    return false;
-  }
-
-  // The same results with cells as columns.
-  Results<T> transposed(const MathOps<T>& math, const Results<T>& results, std::int64_t targets, std::int64_t cells,
-                        Scratch<T>& memory) const {
-    const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
-    Results<T> lines;
-    lines.row_size = round_up(cells, kMostLanes);
-    lines.phase_size = lines.row_size * targets;
-    lines.sums = memory.get(phases * lines.phase_size + kMostLanes);
-    for (std::int64_t p = 0; p < phases; ++p) {
-      math.transpose(results.sums + p * results.phase_size, results.row_size, lines.sums + p * lines.phase_size,
-                     lines.row_size, cells, targets, nullptr);
-    }
-    return lines;
-  }
-
-  void store(const Tile& tile, std::int64_t first_channel, std::int64_t channels, const Results<T>& results) const {
+  // Stores the results of a tile for some channels.
+  void operator()(const Tile& tile, std::int64_t first_channel, std::int64_t channels,
+                  const Results<T>& results) const {
     const View<E> view{target_ + first_channel * strides_[1], strides_, channels};
     const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
     const std::int64_t in_row = tiling_.row_phases();
@@ -85,11 +38,18 @@ class ResultStore {
     }
     for (std::int64_t p = 0; p < phases; p += in_row) {
       std::int64_t together = 0;  // cells that every phase of the row has
-      if (in_row > 1 && neighbours(p)) together = store_rows(tile, p, first_channel, view, results);
+      if (neighbours(p)) together = store_rows(tile, p, first_channel, view, results);
       for (std::int64_t q = p; q < p + in_row; ++q) store_phase(tile, q, together, first_channel, view, results);
     }
   }
 
+  T bias_of(std::int64_t channel) const {
+    T bias = 0;
+    if (bias_ != nullptr) element_ops<E, T>().load(bias_ + channel, 1, &bias, 1, 1);
+    return bias;
+  }
+
+ private:
   // Whether the phases of a row lie side by side.
   bool neighbours(std::int64_t first) const {
     for (std::int64_t w = 1; w < tiling_.row_phases(); ++w) {
@@ -110,7 +70,7 @@ class ResultStore {
     job.channels = view.channels;
     job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
     for (const Runs::Run& run : runs.all()) {
-      job.from = results.sums + index * results.phase_size + run.line * results.cell_step();
+      job.from = results.sums + tiling_.slot(index) * results.phase_size + run.line * results.cell_step();
       job.to = view.data + run.tensor;
       element_ops<E, T>().store_cells(job);
     }
@@ -125,16 +85,37 @@ class ResultStore {
     const PhaseTile& phase = tiling_.phases()[first_phase];
     const Runs runs = target_runs(tiling_, tile, phase, view.strides);
     if (!runs.along_row() || !shortest.along_row()) return 0;
+    std::vector<std::int64_t> places;
+    for (std::int64_t w = 0; w < tiling_.row_phases(); ++w) {
+      places.push_back(tiling_.slot(first_phase + w) * results.phase_size);
+    }
+    if (!results.cells_are_columns) {
+      if (view.strides[4] != 1 || runs.tensor_step() != tiling_.row_phases()) return 0;
+      StoreRows<E, T> job;
+      job.places = places.data();
+      job.phases = tiling_.row_phases();
+      job.cell_step = results.row_size;
+      job.to_step = view.strides[1];
+      job.count = shortest.count();
+      job.channels = view.channels;
+      job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
+      for (const Runs::Run& run : runs.all()) {
+        job.from = results.sums + run.line * results.row_size;
+        job.to = view.data + run.tensor;
+        element_ops<E, T>().store_rows(job);
+      }
+      return job.count;
+    }
+    if (tiling_.row_phases() == 1) return 0;
     Interleave<E, T> job;
-    job.phase_size = results.phase_size;
+    job.places = places.data();
     job.phases = tiling_.row_phases();
     job.cell_step = results.cell_step();
     job.to_step = view.strides[4];
     job.period = runs.tensor_step();
     job.count = shortest.count();
     for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
-      job.from = results.sums + first_phase * results.phase_size + channel * results.channel_step() +
-                 run.line * results.cell_step();
+      job.from = results.sums + channel * results.channel_step() + run.line * results.cell_step();
       job.to = view.data + channel * view.strides[1] + run.tensor;
       job.bias = bias_of(first_channel + channel);
       element_ops<E, T>().interleave(job);
@@ -151,7 +132,7 @@ class ResultStore {
     rest.begin[2] += done;
     rest.count[2] -= done;
     const Runs runs = target_runs(tiling_, rest, phase, view.strides);
-    const T* const sums = results.sums + index * results.phase_size + done * results.cell_step();
+    const T* const sums = results.sums + tiling_.slot(index) * results.phase_size + done * results.cell_step();
     for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
       element_ops<E, T>().store(sums + channel * results.channel_step() + run.line * results.cell_step(),
                                 runs.line_step() * results.cell_step(),

@@ -3,6 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/simd.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // includes this file once per instruction set
 #include <hwy/highway.h>
 
@@ -18,9 +19,8 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Tall and narrow tiles, because what is broadcast streams through the cache at a fraction of the rate of the vectors:
-// 14 x 2 accumulators where there are 32 registers, 6 x 2 where there are 16. Fewer rows get wider tiles.
-constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON;
+// 14 x 2, 9 x 3 or 6 x 4 accumulators where there are 32 registers, 6 x 2 or 4 x 3 where there are 16.
+constexpr bool kManyRegisters = HWY_ARCH_X86 ? HWY_TARGET <= HWY_AVX3 : HWY_TARGET == HWY_NEON;
 constexpr int kTallRows = kManyRegisters ? 14 : 6;
 constexpr int widest(int rows) {
   // Sums, the vectors of one step, and what is broadcast.
@@ -29,7 +29,7 @@ constexpr int widest(int rows) {
 }
 static_assert(kTallRows <= kMostRows);
 
-template <typename T, int kTileRows, int kVectors, bool kBInPlace>
+template <typename T, int kTileRows, int kVectors, bool kInPlace>
 void multiply(const Multiply<T>& job) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
@@ -43,25 +43,48 @@ void multiply(const Multiply<T>& job) {
       sums[m][v] = job.accumulate ? hn::LoadU(tag, c + m * c_step + v * lanes) : hn::Zero(tag);
     }
   }
+  if (job.accumulate) {
+    // The tile below is next, and nothing else foretells which lines it needs.
+    for (int m = 0; m < kTileRows; ++m) {
+      for (int v = 0; v < kVectors; ++v) hwy::Prefetch(c + (m + kTileRows) * c_step + v * lanes);
+    }
+  }
   const T* a = job.a;
   const T* b = job.b;
-  const std::int64_t a_step = kBInPlace ? 1 : job.a_step;
-  for (std::int64_t k = 0; k < job.depth; ++k) {
-    const T* a_row = kBInPlace ? a : job.a + job.offsets[k];
-    const T* b_row = kBInPlace ? job.b + job.offsets[k] : b;
+  const auto step = [&](std::int64_t k) HWY_ATTR {
+    const T* const b_row = kInPlace ? job.b + job.offsets[k] : b;
     V columns[kVectors];
     for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b_row + v * lanes);
 #pragma GCC unroll 16
     for (int m = 0; m < kTileRows; ++m) {
-      const V row = hn::Set(tag, a_row[m * a_step]);
+      const V row = hn::Set(tag, a[m]);
       for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
     }
-    a += kTileRows;
+    a += job.a_step;
     b += job.b_step;
+  };
+  std::int64_t k = 0;
+  if constexpr (kTileRows > 9) {  // two steps at a time are faster for tall tiles, and slower for wide ones
+    for (; k + 2 <= job.depth; k += 2) {
+      step(k);
+      step(k + 1);
+    }
   }
+  for (; k < job.depth; ++k) step(k);
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[m][v], tag, c + m * c_step + v * lanes);
+  }
+}
+
+template <typename T>
+void gather_rows(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step, T* packed) {
+  const hn::ScalableTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  for (std::int64_t k = 0; k < depth; ++k) {
+    for (std::int64_t m = 0; m < step; m += lanes) {
+      hn::StoreU(hn::LoadU(tag, from + offsets[k] + m), tag, packed + k * step + m);
+    }
   }
 }
 
@@ -91,60 +114,18 @@ void dot(const Dot<T>& job) {
   }
 }
 
-// Blocks of lanes x lanes, put together from rows of four; each leaves as whole vectors.
-template <typename T>
-void transpose(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t row_count,
-               std::int64_t columns, const T* bias) {
-  const hn::ScalableTag<T> tag;
-  const hn::CappedTag<T, 4> block;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  const auto block_lanes = static_cast<std::int64_t>(hn::Lanes(block));
-  constexpr std::int64_t kMost = HWY_MAX_BYTES / sizeof(T);
-  T four[4 * kMost];
-  T whole[kMost * kMost];
-  const auto one = [&](std::int64_t row, std::int64_t c) {
-    to[c * to_step + row] = from[row * from_step + c] + (bias == nullptr ? T{0} : bias[c]);
-  };
-  std::int64_t r = 0;
-  for (; lanes >= 4 && r + lanes <= row_count; r += lanes) {
-    std::int64_t c = 0;
-    for (; c + lanes <= columns; c += lanes) {
-      for (std::int64_t i = 0; i < lanes; i += 4) {
-        const auto line = [&](std::int64_t j) { return hn::LoadU(tag, from + (r + i + j) * from_step + c); };
-        hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, four);
-        for (std::int64_t j = 0; j < lanes; ++j) {
-          for (std::int64_t part = 0; part < 4; part += block_lanes) {
-            hn::StoreU(hn::LoadU(block, four + 4 * j + part), block, whole + j * lanes + i + part);
-          }
-        }
-      }
-      for (std::int64_t j = 0; j < lanes; ++j) {
-        const auto values = hn::LoadU(tag, whole + j * lanes);
-        hn::StoreU(bias == nullptr ? values : hn::Add(values, hn::Set(tag, bias[c + j])), tag,
-                   to + (c + j) * to_step + r);
-      }
-    }
-    for (; c < columns; ++c) {
-      for (std::int64_t i = r; i < r + lanes; ++i) one(i, c);
-    }
-  }
-  for (; r < row_count; ++r) {
-    for (std::int64_t c = 0; c < columns; ++c) one(r, c);
-  }
-}
-
 template <typename T>
 MathOps<T> make_math_ops() {
   MathOps<T> ops;
   ops.lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   ops.rows = kTallRows;
-  ops.transpose = transpose<T>;
+  ops.gather_rows = gather_rows<T>;
   const auto fill_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {
     constexpr int kWidest = widest(kRow + 1);
     ops.vectors[kRow] = kWidest;
     [&]<int... kVector>(std::integer_sequence<int, kVector...>) {
-      ((ops.multiply_b_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
-      ((ops.multiply_a_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false>), ...);
+      ((ops.multiply_packed[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false>), ...);
+      ((ops.multiply_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
     }(std::make_integer_sequence<int, kWidest>());
   };
   const auto fill_dot_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {

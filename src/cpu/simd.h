@@ -9,15 +9,16 @@
 
 namespace tconv::cpu {
 
-// A register tile of the product c[m][n] (+)= sum over k of a(k, m) b(k, n).
+// A register tile of the product c[m][n] (+)= sum over k of a(k, m) b(k, n). Both are best packed: what is read from
+// many lines in turn reaches two thirds of the rate, however well it fits the cache.
 template <typename T>
 struct Multiply {
-  const T* a = nullptr;
+  const T* a = nullptr;  // a(k, m) = a[k a_step + m]
   const T* b = nullptr;
-  const std::int64_t* offsets = nullptr;  // of the operand that is read in place
+  const std::int64_t* offsets = nullptr;  // where b is read in place
   std::int64_t depth = 0;                 // k
-  std::int64_t a_step = 0;                // from m to m + 1 (where a is read in place)
-  std::int64_t b_step = 0;                // from k to k + 1 (where b is packed)
+  std::int64_t a_step = 0;                // from k to k + 1
+  std::int64_t b_step = 0;                // the same of b, where it is packed
   T* c = nullptr;
   std::int64_t c_step = 0;  // from m to m + 1
   bool accumulate = false;
@@ -46,15 +47,14 @@ struct MathOps {
   std::int64_t lanes = 1;
   std::int64_t rows = 1;                          // of the tallest register tile
   std::array<std::int64_t, kMostRows> vectors{};  // [rows - 1]: of the widest one
-  // [rows - 1][vectors - 1]; b in place: b(k, n) = b[offsets[k] + n], a(k, m) = a[k rows + m];
-  // a in place: a(k, m) = a[offsets[k] + m a_step], b(k, n) = b[k b_step + n].
+  // [rows - 1][vectors - 1]; packed: b(k, n) = b[k b_step + n]; in place: b(k, n) = b[offsets[k] + n]
   using MultiplyTable = std::array<std::array<void (*)(const Multiply<T>&), kMostVectors>, kMostRows>;
-  MultiplyTable multiply_b_in_place{};
-  MultiplyTable multiply_a_in_place{};
+  MultiplyTable multiply_packed{};
+  MultiplyTable multiply_in_place{};
+  // packed[k step + m] = from[offsets[k] + m], m < step; whole vectors
+  void (*gather_rows)(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step,
+                      T* packed) = nullptr;
   std::array<std::array<void (*)(const Dot<T>&), kDotRows>, kDotRows> dot{};  // [rows of a - 1][rows of b - 1]
-  // to[c to_step + r] = from[r from_step + c] + bias[c], r < row_count, c < columns; no bias: nullptr
-  void (*transpose)(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t row_count,
-                    std::int64_t columns, const T* bias) = nullptr;
 
   struct TileSize {
     std::int64_t rows = 1;
@@ -70,9 +70,12 @@ struct MathOps {
       while (vectors[most - 1] < v) --most;
       const std::int64_t tiles = (row_count + most - 1) / most;
       const std::int64_t r = (row_count + tiles - 1) / std::max<std::int64_t>(tiles, 1);
-      // Two multiply-adds or two loads a cycle, and four cycles until a sum can be added to again.
+      // Two multiply-adds or two loads a cycle, and four cycles until a sum can be added to again. Loads that could be
+      // done meanwhile slow it down all the same, a little.
       const auto cycles = [r](std::int64_t width) {
-        return width == 0 ? 0.0 : static_cast<double>(std::max({r * width, r + width, std::int64_t{8}})) / 2 + 1;
+        if (width == 0) return 0.0;
+        const auto loads = static_cast<double>(r + width);
+        return std::max({static_cast<double>(r * width), loads, 8.0}) / 2 + loads / 6;
       };
       const std::int64_t whole = all / v;
       const double cost = static_cast<double>(tiles) * (static_cast<double>(whole) * cycles(v) + cycles(all % v));
@@ -110,11 +113,11 @@ struct PackWeights {
   T* packed = nullptr;
 };
 
-// Interleaves phases into a row: to[i period + phase to_step] = from[phase phase_size + i cell_step] + bias, rounded.
+// Interleaves phases into a row: to[i period + phase to_step] = from[places[phase] + i cell_step] + bias, rounded.
 template <typename E, typename T>
 struct Interleave {
   const T* from = nullptr;
-  std::int64_t phase_size = 0;
+  const std::int64_t* places = nullptr;
   std::int64_t phases = 0;
   std::int64_t cell_step = 0;
   E* to = nullptr;
@@ -122,6 +125,22 @@ struct Interleave {
   std::int64_t period = 0;
   std::int64_t count = 0;  // of each phase
   T bias = 0;
+};
+
+// Turns results with their channels side by side into rows of phases:
+//   to[channel to_step + i phases + phase] = from[places[phase] + i cell_step + channel] + bias[channel], rounded.
+// No bias: nullptr. Reads whole blocks of 16 bytes.
+template <typename E, typename T>
+struct StoreRows {
+  const T* from = nullptr;
+  const std::int64_t* places = nullptr;
+  std::int64_t phases = 0;
+  std::int64_t cell_step = 0;
+  E* to = nullptr;
+  std::int64_t to_step = 0;
+  std::int64_t count = 0;  // of each phase
+  std::int64_t channels = 0;
+  const E* bias = nullptr;
 };
 
 // Cells whose channels lie side by side in the tensor: to[cell to_step + channel] = from[cell cell_step + channel
@@ -159,10 +178,14 @@ struct ElementOps {
   void (*store)(const T* from, std::int64_t from_step, E* to, std::int64_t to_step, std::int64_t count,
                 T bias) = nullptr;
   void (*interleave)(const Interleave<E, T>& job) = nullptr;
+  void (*store_rows)(const StoreRows<E, T>& job) = nullptr;
   void (*store_cells)(const StoreCells<E, T>& job) = nullptr;
   // to[i to_step + channel] = from[channel from_step + i]
   void (*load_channels)(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
                         std::int64_t count) = nullptr;
+  // to[i to_step + line] = from[offsets[line] + i]
+  void (*load_lines)(const E* from, const std::int64_t* offsets, T* to, std::int64_t to_step, std::int64_t lines,
+                     std::int64_t count) = nullptr;
   void (*scatter)(const Scatter<E, T>& job) = nullptr;
   void (*pack_weights)(const PackWeights<E, T>& job) = nullptr;
   // sums[i] += from[i step]

@@ -70,6 +70,11 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells)
       }
     }
   }
+  const auto is_empty = [](const PhaseTile& phase) { return phase.taps.empty(); };
+  const auto filled = static_cast<std::int64_t>(phases_.size()) - std::ranges::count_if(phases_, is_empty);
+  for (const PhaseTile& phase : phases_) slot_of_.push_back(is_empty(phase) ? filled : slots_++);
+  has_empty_phases_ = filled < static_cast<std::int64_t>(phases_.size());
+  slots_ = filled + (has_empty_phases_ ? 1 : 0);
   row_phases_ = std::max<std::int64_t>(static_cast<std::int64_t>(width.targets.size()), 1);
   for (const Lattice& d : depth.sources) {
     for (const Lattice& h : height.sources) {

@@ -69,6 +69,11 @@ class Tiling {
   std::int64_t all_taps() const { return all_taps_; }
   std::int64_t most_taps() const { return most_taps_; }  // of one phase
 
+  // Where the results of a phase are kept: each has a slot of its own, but those without taps share the last one.
+  std::int64_t slots() const { return slots_; }
+  std::int64_t slot(std::size_t phase) const { return slot_of_[phase]; }
+  bool has_empty_phases() const { return has_empty_phases_; }
+
   std::int64_t row_phases() const { return row_phases_; }  // consecutive phases that differ in width alone
 
   const Triple& pitch() const { return shape_.pitch; }
@@ -89,6 +94,9 @@ class Tiling {
   std::int64_t all_taps_ = 0;
   std::int64_t most_taps_ = 0;
   std::int64_t row_phases_ = 1;
+  std::int64_t slots_ = 0;
+  bool has_empty_phases_ = false;
+  std::vector<std::int64_t> slot_of_;
   std::vector<PhaseTile> phases_;
   std::vector<std::array<Lattice, kSpatialAxes>> sources_;
 };

@@ -1,10 +1,9 @@
 // The "columns" family, forced, against the reference: few cells, long kernels, every direction and instruction set.
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "cases.h"
 #include "cpu/families.h"
+#include "cpu_family_checks.h"
 #include "cpu_support.h"
 
 namespace tconv::test {
@@ -84,7 +83,7 @@ TEST(Columns, EveryInstructionSet) {
   Random random(32);
   for (const std::string& name : cpu::target_names()) {
     SCOPED_TRACE(name);
-    cpu::use_target(name);
+    const Target target(name);
     int taken = 0;
     for (int i = 0; i < 30; ++i) {
       const Problem problem = random_columns(random);
@@ -94,7 +93,6 @@ TEST(Columns, EveryInstructionSet) {
     }
     EXPECT_GE(taken, 1);
   }
-  cpu::use_target("");
 }
 
 Problem layer(Direction direction, std::int64_t batch) {
@@ -110,52 +108,15 @@ Problem layer(Direction direction, std::int64_t batch) {
 
 TEST(Columns, ThreadsChangeNothing) {
   Random random(33);
-  for (const Direction direction : kDirections) {
-    const Problem problem = layer(direction, 7);
-    Tensors tensors(problem, random);
-    const auto chosen = plan(problem, {}, "columns");
-    std::vector<std::byte> first;
-    for (const int threads : {1, 2, 5}) {
-      Execution execution;
-      execution.parallel_for = [threads](std::int64_t count, std::int64_t /*grain*/, const ParallelBody& body) {
-        std::vector<std::thread> workers;
-        for (std::int64_t t = 0; t < threads; ++t) {
-          const std::int64_t begin = count * t / threads;
-          const std::int64_t end = count * (t + 1) / threads;
-          if (begin < end) workers.emplace_back([&body, begin, end] { body(begin, end); });
-        }
-        for (std::thread& worker : workers) worker.join();
-      };
-      tensors.result(problem).poison();
-      run_with_workspace(*chosen, tensors.buffers(), execution);
-      if (first.empty()) first = tensors.result(problem).bytes;
-      EXPECT_EQ(first, tensors.result(problem).bytes) << threads << " threads: " << to_string(problem);
-    }
-  }
+  for (const Direction direction : kDirections) expect_threads_change_nothing(layer(direction, 7), "columns", random);
 }
 
 TEST(Columns, ASampleDoesNotDependOnItsBatch) {
   Random random(34);
   for (const Direction direction : {Direction::forward, Direction::grad_input}) {
     const Problem problem = layer(direction, 40);
-    const Problem one = layer(direction, 1);
-    EXPECT_EQ(plan(problem)->family, plan(one)->family);
-    Tensors all(problem, random);
-    Tensors alone(one, random);
-    run_with_workspace(*plan(problem, {}, "columns"), all.buffers());
-    const std::int64_t image = 23;
-    alone.weight.bytes = all.weight.bytes;
-    Tensor& source = direction == Direction::forward ? alone.input : alone.output;
-    const Tensor& sources = direction == Direction::forward ? all.input : all.output;
-    for_each_offset(source.sizes, source.strides,
-                    [&](std::int64_t offset) { source.set(offset, sources.get(offset + image * source.strides[0])); });
-    run_with_workspace(*plan(one, {}, "columns"), alone.buffers());
-    const Tensor& result = alone.result(one);
-    std::int64_t different = 0;
-    for_each_offset(result.sizes, result.strides, [&](std::int64_t offset) {
-      different += result.get(offset) != all.result(problem).get(offset + image * result.strides[0]) ? 1 : 0;
-    });
-    EXPECT_EQ(different, 0) << to_string(problem);
+    EXPECT_EQ(plan(problem)->family, plan(layer(direction, 1))->family);
+    expect_sample_alone_is_the_same(problem, "columns", 23, random);
   }
 }
 

@@ -1,10 +1,9 @@
 // The "phases" family, forced, against the reference: random problems, every instruction set of the machine, threads.
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "cases.h"
 #include "cpu/families.h"
+#include "cpu_family_checks.h"
 #include "cpu_support.h"
 
 namespace tconv::test {
@@ -28,14 +27,6 @@ void check_new(const Problem& problem, Random& random) {
   compute_exact(problem, tensors);
   check(problem, tensors);
 }
-
-class Target {
- public:
-  explicit Target(const std::string& name) { cpu::use_target(name); }
-  ~Target() { cpu::use_target(""); }
-  Target(const Target&) = delete;
-  Target& operator=(const Target&) = delete;
-};
 
 Problem layer(Direction direction, DType dtype, std::int64_t batch, std::array<std::int64_t, 3> channels_and_groups,
               const std::array<Axis, 3>& axes) {
@@ -68,6 +59,9 @@ std::vector<Problem> large_problems(Direction direction, DType dtype) {
       layer(direction, dtype, 1, {200, 150, 1}, {one, {2, 4, 2, 1, 1, 1, 0}, {2, 4, 2, 1, 1, 1, 0}}),
       layer(direction, dtype, 1, {3, 2, 1}, {one, {4, 3, 5, 2, 1, 1, 0}, {2100, 3, 5, 2, 1, 1, 4}}),
       layer(direction, dtype, 1, {600, 6, 1}, {one, one, {6, 3, 1, 1, 0, 0, 0}}),
+      layer(direction, dtype, 2, {40, 3, 1}, {one, {41, 9, 2, 1, 4, 4, 1}, {57, 9, 2, 1, 4, 4, 1}}),
+      layer(direction, dtype, 2, {30, 40, 1}, {one, {17, 3, 5, 2, 1, 1, 0}, {37, 3, 5, 2, 1, 1, 3}}),
+      layer(direction, dtype, 1, {120, 70, 1}, {one, {23, 2, 2, 1, 0, 0, 0}, {29, 2, 2, 1, 0, 0, 0}}),
   };
 }
 
@@ -121,25 +115,7 @@ TEST(Phases, ThreadsChangeNothing) {
   Random random(10);
   for (const Direction direction : kDirections) {
     for (const Problem& problem : large_problems(direction, DType::f32)) {
-      Tensors tensors(problem, random);
-      const auto chosen = plan(problem, {}, "phases");
-      std::vector<std::byte> first;
-      for (const int threads : {1, 2, 3, 7}) {
-        Execution execution;
-        execution.parallel_for = [threads](std::int64_t count, std::int64_t /*grain*/, const ParallelBody& body) {
-          std::vector<std::thread> workers;
-          for (std::int64_t t = 0; t < threads; ++t) {
-            const std::int64_t begin = count * t / threads;
-            const std::int64_t end = count * (t + 1) / threads;
-            if (begin < end) workers.emplace_back([&body, begin, end] { body(begin, end); });
-          }
-          for (std::thread& worker : workers) worker.join();
-        };
-        tensors.result(problem).poison();
-        run_with_workspace(*chosen, tensors.buffers(), execution);
-        if (first.empty()) first = tensors.result(problem).bytes;
-        EXPECT_EQ(first, tensors.result(problem).bytes) << threads << " threads: " << to_string(problem);
-      }
+      expect_threads_change_nothing(problem, "phases", random);
     }
   }
 }
@@ -150,26 +126,7 @@ TEST(Phases, ASampleDoesNotDependOnItsBatch) {
     for (Problem problem : large_problems(direction, DType::f32)) {
       problem.batch = 6;
       set_contiguous(problem);
-      Tensors all(problem, random);
-      run_with_workspace(*plan(problem, {}, "phases"), all.buffers());
-      Problem one = problem;
-      one.batch = 1;
-      Tensors alone(one, random);
-      const std::int64_t image = 4;
-      alone.weight.bytes = all.weight.bytes;
-      alone.bias.bytes = all.bias.bytes;
-      Tensor& source = direction == Direction::forward ? alone.input : alone.output;
-      const Tensor& sources = direction == Direction::forward ? all.input : all.output;
-      for_each_offset(source.sizes, source.strides, [&](std::int64_t offset) {
-        source.set(offset, sources.get(offset + image * source.strides[0]));
-      });
-      run_with_workspace(*plan(one, {}, "phases"), alone.buffers());
-      const Tensor& result = alone.result(one);
-      std::int64_t different = 0;
-      for_each_offset(result.sizes, result.strides, [&](std::int64_t offset) {
-        different += result.get(offset) != all.result(problem).get(offset + image * result.strides[0]) ? 1 : 0;
-      });
-      EXPECT_EQ(different, 0) << to_string(problem);
+      expect_sample_alone_is_the_same(problem, "phases", 4, random);
     }
   }
 }

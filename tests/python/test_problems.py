@@ -17,6 +17,8 @@ ALL = problems.load_problems()
 def test_the_file_holds_both_suites() -> None:
     assert len(problems.select_problems(suite="kernelbench")) == 17
     assert len(problems.select_problems(suite="models")) == 75
+    inference = problems.select_problems(suite="inference")
+    assert {p.name for p in inference} == set(problems.INFERENCE_NAMES) and {p.batch for p in inference} == {1}
     assert len(problems.select_problems(suite="all")) == len(ALL) == len({p.name for p in ALL})
 
 

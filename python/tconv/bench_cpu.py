@@ -1,0 +1,71 @@
+"""What the benchmark tells of a CPU alone: memory beyond the tensors, and how near the machine's limits layers come."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from tconv.bench import Result
+
+WANTED_SHARE = 0.7
+MOST_EXTRA_MEMORY = 0.1  # of input plus output
+
+
+def _resident() -> tuple[int, int]:
+    """Bytes of memory that the process holds now, and the most that it held since the last reset."""
+    sizes = {}
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition(":")
+        if key in ("VmRSS", "VmHWM"):
+            sizes[key] = int(value.split()[0]) * 1024
+    return sizes["VmRSS"], sizes["VmHWM"]
+
+
+def peak_extra_bytes(call: Callable[[], object]) -> int | None:
+    """Memory that a call holds at its peak besides the tensors that it returns; None where the system does not tell.
+
+    What the threads keep from earlier calls is there already and does not count again.
+    """
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory that is still held would be used again unseen
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+        before, _ = _resident()
+        returned = call()
+        _, peak = _resident()
+    except (OSError, AttributeError, KeyError):
+        return None
+    tensors = [returned] if isinstance(returned, torch.Tensor) else returned
+    results = sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor)) if isinstance(tensors, Iterable) else 0
+    return max(0, peak - before - results)
+
+
+def summary(results: list[Result]) -> list[str]:
+    """Shares of the measured limits, by what limits a layer, and the memory beyond input and output."""
+    lines = []
+    for limit, name in (("arithmetic", "multiply-add rate"), ("bandwidth", "copy bandwidth")):
+        shares = {r.problem.name: r.share for r in results if r.passed and r.ours and r.floor_from == limit}
+        if not shares:
+            continue
+        reached = sum(share >= WANTED_SHARE for share in shares.values())
+        lowest = min(shares, key=shares.__getitem__)
+        lines.append(
+            f"{len(shares)} layers limited by {name}: median {statistics.median(shares.values()):.0%} of it, "
+            f"{reached} at {WANTED_SHARE:.0%} or more, lowest {shares[lowest]:.0%} ({lowest})"
+        )
+    extra = {r.problem.name: r.extra_memory_share for r in results if r.extra_memory is not None}
+    if extra:
+        most = max(extra, key=extra.__getitem__)
+        above = sum(share > MOST_EXTRA_MEMORY for share in extra.values())
+        lines.append(
+            f"peak extra memory: median {statistics.median(extra.values()):.1%} of input + output, "
+            f"{above} layers above {MOST_EXTRA_MEMORY:.0%}, most {extra[most]:.0%} ({most})"
+        )
+    return lines

@@ -1,0 +1,20 @@
+// What the tiles are cut to fit.
+#pragma once
+
+#include <cstdint>
+
+namespace tconv::cpu {
+
+struct Caches {
+  std::int64_t l2_bytes = std::int64_t{1} << 20;  // of one core
+
+  // Elements of fp32 that a share of the cache holds.
+  std::int64_t elements(double share) const {
+    return static_cast<std::int64_t>(static_cast<double>(l2_bytes) * share / sizeof(float));
+  }
+};
+
+// Those of this machine, asked for once.
+const Caches& caches();
+
+}  // namespace tconv::cpu

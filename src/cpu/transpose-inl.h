@@ -1,0 +1,136 @@
+// Transposition in registers, and the element types as arithmetic: parts of elements.cpp, built once per instruction
+// set. The guard is Highway's: it lets the file in again for each of them.
+#if defined(TCONV_CPU_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TCONV_CPU_TRANSPOSE_INL_H_
+#undef TCONV_CPU_TRANSPOSE_INL_H_
+#else
+#define TCONV_CPU_TRANSPOSE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/scalar.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tconv::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr bool kMaskedStores = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2;
+
+// Elements of a block of 16 bytes, within which vectors are shuffled.
+template <typename T>
+constexpr std::int64_t kBlock = 16 / sizeof(T);
+
+template <typename E, typename T>
+HWY_INLINE T widen(E value) {
+  if constexpr (std::is_same_v<E, T>) {
+    return value;
+  } else {
+    return to_float(value);
+  }
+}
+
+template <typename E, typename T>
+HWY_INLINE E narrow(T value) {
+  if constexpr (std::is_same_v<E, T>) {
+    return value;
+  } else if constexpr (std::is_same_v<E, Float16>) {
+    return to_float16(value);
+  } else {
+    return to_bfloat16(value);
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR  // which has no blocks
+// One block of 16 bytes from row(0), row(1) ... each, side by side.
+template <class D, typename Row>
+HWY_INLINE hn::Vec<D> load_blocks(D tag, const Row& row) {
+  if constexpr (hn::MaxLanes(D()) <= kBlock<hn::TFromD<D>>) {
+    return hn::LoadU(tag, row(0));
+  } else {
+    const hn::Half<D> half;
+    constexpr std::int64_t kBlocks = hn::MaxLanes(hn::Half<D>()) / kBlock<hn::TFromD<D>>;
+    return hn::Combine(tag, load_blocks(half, [&row](std::int64_t i) { return row(i + kBlocks); }),
+                       load_blocks(half, row));
+  }
+}
+
+// Calls use(c, vector) for the columns 0 <= c < kBlock of as many rows as a vector has lanes: vector[r] = row(r)[c].
+template <class D, typename Row, typename Use>
+HWY_INLINE void transpose_block(D tag, const Row& row, const Use& use) {
+  constexpr std::int64_t kSide = kBlock<hn::TFromD<D>>;
+  const auto line = [&](std::int64_t j) {
+    return load_blocks(tag, [&row, j](std::int64_t i) { return row(i * kSide + j); });
+  };
+  if constexpr (kSide == 4) {
+    const auto lower02 = hn::InterleaveLower(tag, line(0), line(2));
+    const auto upper02 = hn::InterleaveUpper(tag, line(0), line(2));
+    const auto lower13 = hn::InterleaveLower(tag, line(1), line(3));
+    const auto upper13 = hn::InterleaveUpper(tag, line(1), line(3));
+    use(0, hn::InterleaveLower(tag, lower02, lower13));
+    use(1, hn::InterleaveUpper(tag, lower02, lower13));
+    use(2, hn::InterleaveLower(tag, upper02, upper13));
+    use(3, hn::InterleaveUpper(tag, upper02, upper13));
+  } else {
+    use(0, hn::InterleaveLower(tag, line(0), line(1)));
+    use(1, hn::InterleaveUpper(tag, line(0), line(1)));
+  }
+}
+#endif
+
+// Lines that begin at line(0), line(1) ... become columns: to[i to_step + c] = line(c)[i]. Returns how many were done,
+// in whole vectors.
+template <typename T, typename Line>
+std::int64_t transpose_lines(const Line& line, T* to, std::int64_t to_step, std::int64_t lines, std::int64_t count) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr std::int64_t kSide = kBlock<T>;
+  std::int64_t c = 0;
+  if constexpr (kLanes >= kSide) {
+    if (count < kSide) return 0;
+    for (; c < lines; c += kLanes) {
+      const std::int64_t valid = std::min(kLanes, lines - c);
+      if (valid < kLanes && !kMaskedStores) return c;
+      const T* rows[kLanes];
+      for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = line(c + std::min(r, valid - 1));
+      const auto mask = hn::FirstN(tag, valid);
+      for (std::int64_t i = 0; i < count; i += kSide) {
+        // The last block may repeat some of the one before.
+        const std::int64_t first = std::min(i, count - kSide);
+        transpose_block(
+            tag, [&](std::int64_t r) { return rows[r] + first; },
+            [&](std::int64_t q, auto values) {
+              T* const place = to + (first + q) * to_step + c;
+              if (valid == kLanes) {
+                hn::StoreU(values, tag, place);
+              } else {
+                hn::BlendedStore(values, mask, tag, place);
+              }
+            });
+      }
+    }
+  }
+  return c;
+}
+
+template <typename E, typename T, typename Line>
+void load_transposed(const Line& line, T* to, std::int64_t to_step, std::int64_t lines, std::int64_t count) {
+  std::int64_t c = 0;
+  if constexpr (std::is_same_v<E, T>) c = transpose_lines<T>(line, to, to_step, lines, count);
+  for (; c < lines; ++c) {
+    const E* const from = line(c);
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[i]);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tconv::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

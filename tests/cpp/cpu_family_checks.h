@@ -1,0 +1,75 @@
+// What every fast CPU family must keep: the same bits for any number of threads, and for a sample alone or in a batch.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/families.h"
+#include "cpu_support.h"
+
+namespace tconv::test {
+
+// The instruction set in force while this lives.
+class Target {
+ public:
+  explicit Target(const std::string& name) { cpu::use_target(name); }
+  ~Target() { cpu::use_target(""); }
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+};
+
+inline Execution on_threads(int threads) {
+  Execution execution;
+  execution.parallel_for = [threads](std::int64_t count, std::int64_t /*grain*/, const ParallelBody& body) {
+    std::vector<std::thread> workers;
+    for (std::int64_t t = 0; t < threads; ++t) {
+      const std::int64_t begin = count * t / threads;
+      const std::int64_t end = count * (t + 1) / threads;
+      if (begin < end) workers.emplace_back([&body, begin, end] { body(begin, end); });
+    }
+    for (std::thread& worker : workers) worker.join();
+  };
+  return execution;
+}
+
+inline void expect_threads_change_nothing(const Problem& problem, const std::string& family, Random& random) {
+  Tensors tensors(problem, random);
+  const auto chosen = plan(problem, {}, family);
+  std::vector<std::byte> first;
+  for (const int threads : {1, 2, 3, 7}) {
+    tensors.result(problem).poison();
+    run_with_workspace(*chosen, tensors.buffers(), on_threads(threads));
+    if (first.empty()) first = tensors.result(problem).bytes;
+    EXPECT_EQ(first, tensors.result(problem).bytes) << threads << " threads: " << to_string(problem);
+  }
+}
+
+// forward or grad_input of sample `image` alone, beside that of the whole batch; contiguous tensors.
+inline void expect_sample_alone_is_the_same(const Problem& problem, const std::string& family, std::int64_t image,
+                                            Random& random) {
+  Tensors all(problem, random);
+  run_with_workspace(*plan(problem, {}, family), all.buffers());
+  Problem one = problem;
+  one.batch = 1;
+  set_contiguous(one);
+  Tensors alone(one, random);
+  alone.weight.bytes = all.weight.bytes;
+  alone.bias.bytes = all.bias.bytes;
+  const bool forward = problem.direction == Direction::forward;
+  Tensor& source = forward ? alone.input : alone.output;
+  const Tensor& sources = forward ? all.input : all.output;
+  for_each_offset(source.sizes, source.strides,
+                  [&](std::int64_t offset) { source.set(offset, sources.get(offset + image * source.strides[0])); });
+  run_with_workspace(*plan(one, {}, family), alone.buffers());
+  const Tensor& result = alone.result(one);
+  std::int64_t different = 0;
+  for_each_offset(result.sizes, result.strides, [&](std::int64_t offset) {
+    different += result.get(offset) != all.result(problem).get(offset + image * result.strides[0]) ? 1 : 0;
+  });
+  EXPECT_EQ(different, 0) << to_string(problem);
+}
+
+}  // namespace tconv::test
