@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tconv.explain import operator_arguments
+from tconv.explain import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,9 +64,8 @@ def record(
     problem: Problem, *, gpu: str, direction: str, dtype: str, precision: str, bias: bool, force: str = ""
 ) -> Record:
     """Plans `problem` for a kind of GPU, "hopper" or "ampere", and notes what a run would launch."""
-    question = operator_arguments(
-        problem, dtype=dtype, device="cuda", direction=direction, bias=bias, channels_last=False, precision=precision
-    )
+    setting = Setting(dtype=dtype, device="cuda", direction=direction, bias=bias, precision=precision)
+    question = setting.arguments(problem)
     family, description, workspace, *texts = torch.ops.tconv._record_launches(gpu, force, *question)
     launches = []
     for file, config, entry, numbers, arguments in zip(*[iter(texts)] * 5, strict=True):
