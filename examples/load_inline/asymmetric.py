@@ -20,28 +20,29 @@ the bias is the sum of dy.
 The layer: n8 c24->40 i48x80 k3x5 s2x3 p1x2 op1x2 d2x3 with bias, float32; output [98, 248].
 Height: 2 phases, 1 with taps; width: 3 phases, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
-    forward: tile (1 phases x 40 channels by 1x1x5x21 cells, depth 8x8 of 24x15, streams to warpgroups 1x1x1 of
-        40x128, 320 blocks (3 per multiprocessor), 58 KiB shared, weights packed) [Hopper, TF32]
+    forward: tile (1 phases x 40 channels by 1x1x5x28 cells, depth 8x8 of 24x15, warpgroups 1x1x1 of 64x160, 240
+        blocks (3 per multiprocessor), 62 KiB shared, weights packed) [Hopper, TF32]
     forward: tile (1 phases x 16 channels by 1x1x2x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1800 blocks
         (2 per multiprocessor), 30 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
         (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (24 channels by 1x1x8x16 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x1x1
-        of 24x128, 240 blocks (2 per multiprocessor), 106 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
+        blocks (2 per multiprocessor), 52 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 2x1x4 of 16x64, 512
         blocks (1 per multiprocessor), 37 KiB shared, weights in place) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
         blocks (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_weight: reduce (64 out channels by 1x1x5 taps x 24 channels; 1x1x2x84 pixels at a time, warpgroups 1x1x1 of
-        64x120 and 8 warps that load, vectors of 1 and 2, 44 parts, 132 blocks (1 per multiprocessor), 125 KiB
+    grad_weight: reduce (64 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warpgroups 1x1x1 of
+        64x120 and 4 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 195 KiB
         shared) [Hopper, TF32]
     grad_weight: reduce (16 out channels by 1x3x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of
-        16x128, vectors of 1 and 2, 88 parts, 264 blocks (2 per multiprocessor), 55 KiB shared) [Hopper, strict]
+        16x128 and 4 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 177 KiB
+        shared) [Hopper, strict]
     grad_weight: reduce (32 in channels by 1x1x5 taps x 40 channels; 1x1x4x16 pixels at a time, warps 2x1x1 of
         16x208, vectors of 4 and 1, 72 parts, 216 blocks (2 per multiprocessor), 45 KiB shared) [8.0 and later,
         TF32]
-    grad_weight: reduce (16 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warps 1x1x1 of
-        16x128, vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 35 KiB shared) [8.0 and later,
+    grad_weight: reduce (16 out channels by 1x1x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x1 of
+        16x128, vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 25 KiB shared) [8.0 and later,
         strict]
 """
 
@@ -576,28 +577,39 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
-// forward, tile: 1 phases x 40 channels by 1x1x5x21 cells, depth 8x8 of 24x15, streams to warpgroups 1x1x1 of 40x128,
-// 320 blocks (3 per multiprocessor), 58 KiB shared, weights packed
+// forward, tile: 1 phases x 40 channels by 1x1x5x28 cells, depth 8x8 of 24x15, warpgroups 1x1x1 of 64x160, 240 blocks
+// (3 per multiprocessor), 62 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 21}, 40, true, true, 40, 4, -1,
-    3, 4, 1, 16, 1, 1, 1, 1, 2, 8, 0, true, 3, true, false, true, false};
-__device__ constexpr int kFixedBackCells[] = {240, 236, 232, 228, 224, 128, 124, 120, 116, 112, 16, 12, 8, 4, 0, };
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 28}, 40, true, false, 0, 0, 0, 0,
+    0, 1, 20, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false, false};
+__device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {240, 236, 232, 228, 224, 128, 124, 120, 116, 112, 16, 12, 8, 4, 0, };
+__constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4], unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, {%20, %21, %22, %23}, %24, "
-    "p, 1, 1; }"
+__device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
+    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
+    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, %80, %81, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
- : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+    "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
+    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
+    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
+    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
+    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
+    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
+    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
+ : "l"(a), "l"(b));
 }
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
@@ -610,23 +622,34 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 21}, 40, true, true, 40, 4, -1,
-    3, 4, 1, 16, 1, 1, 1, 1, 2, 8, 0, true, 3, true, false, true, false};
-__device__ constexpr int kFixedBackCells[] = {240, 236, 232, 228, 224, 128, 124, 120, 116, 112, 16, 12, 8, 4, 0, };
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 28}, 40, true, false, 0, 0, 0, 0,
+    0, 1, 20, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false, false};
+__device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {240, 236, 232, 228, 224, 128, 124, 120, 116, 112, 16, 12, 8, 4, 0, };
+__constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4], unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, {%20, %21, %22, %23}, %24, "
-    "p, 1, 1; }"
+__device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
+    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
+    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, %80, %81, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
- : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+    "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
+    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
+    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
+    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
+    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
+    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
+    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
+ : "l"(a), "l"(b));
 }
-#include "tile_stream.cuh"
+#include "tile_sm90.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
@@ -649,7 +672,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 10, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 10, 3},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -674,43 +697,35 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 10, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 10, 3},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 40), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 60272,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 30), 1, 1);
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 128, 63512,
                              false, stream, params);
     if (error != 0) return error;
   }
   return 0;
 }
 
-long long forward_workspace(const Layer&) { return 57600; }
+long long forward_workspace(const Layer&) { return 92160; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 24 channels by 1x1x8x16 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x1x1 of
-// 24x128, 240 blocks (2 per multiprocessor), 106 KiB shared, weights packed
+// grad_input, tile: 24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
+// blocks (2 per multiprocessor), 52 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 16}, 24, true, true, 24, 4, 2, 2, 3, 1, 16, 1, 1, 1, 1, 2, 15, 0, true, 2, true, false, true,
+    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 2, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false,
     false};
-__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 480, 492, 504, 516, 528, 960, 972, 984, 996, 1008,
-    };
-__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 480, 492, 504, 516, 528, 960, 972, 984, 996, 1008, };
-__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
+__device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
+__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
+__constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
- : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
- : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
@@ -722,22 +737,14 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 16}, 24, true, true, 24, 4, 2, 2, 3, 1, 16, 1, 1, 1, 1, 2, 15, 0, true, 2, true, false, true,
+    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 2, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false,
     false};
-__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 480, 492, 504, 516, 528, 960, 972, 984, 996, 1008,
-    };
-__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 480, 492, 504, 516, 528, 960, 972, 984, 996, 1008, };
-__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
+__device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
+__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
+__constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
- : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
- : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-#include "tile_stream.cuh"
+#include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
@@ -760,7 +767,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 6, 5},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 4},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -785,12 +792,12 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 6, 5},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 4},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 30), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 108880,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 64), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 53760,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -800,16 +807,15 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 76800; }
 """
 PIECES["grad_weight_hopper_tf32"] = r"""
-// grad_weight, reduce: 64 out channels by 1x1x5 taps x 24 channels; 1x1x2x84 pixels at a time, warpgroups 1x1x1 of
-// 64x120 and 8 warps that load, vectors of 1 and 2, 44 parts, 132 blocks (1 per multiprocessor), 125 KiB shared
+// grad_weight, reduce: 64 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warpgroups 1x1x1 of
+// 64x120 and 4 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 195 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, true, 1, 1, 24, 1, 5, 1, 1, {1, 1, 2, 2}, {1, 1, 1, 42}, 1, 2,
-    32, 4, 1024, 8, 0, 152, 2, 1, true, false};
-__constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, 336, 384, 432, 480, 528, 576, 624, 672, 720,
-    768, 816, 864, 912, 960, };
+    false, false, {1, 1, 5}, {false, false, false}, true, 1, 1, 24, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 22}, 2, 2,
+    1, 32, 4, 8, 4, 1, 4, 4, 0, 88, 3, 1, true, false};
+__constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, 336, 384, 432, 480, };
 __device__ __forceinline__ void multiply(float (&d)[15][4], unsigned long long a, unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n120k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -834,8 +840,9 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, true, 1, 1, 24, 1, 5, 1, 1, {1, 1, 2, 2}, {1, 1, 1, 42}, 1, 2,
-    32, 4, 1024, 8, 0, 152, 2, 1, true, false};
+    false, false, {1, 1, 5}, {false, false, false}, true, 1, 1, 24, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 22}, 2, 2,
+    1, 32, 4, 8, 4, 1, 4, 4, 0, 88, 3, 1, true, false};
+constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -859,11 +866,11 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // row_blocks
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 25, 1},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 49, 1},  // tiles
         44,  // parts
     };
     const dim3 grid(132, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 384, 128032,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 256, 200496,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -884,10 +891,10 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // row_blocks
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 25, 1},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 49, 1},  // tiles
         44,  // parts
     };
-    const dim3 grid(450, 1, 1);
+    const dim3 grid(90, 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -895,7 +902,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
   return 0;
 }
 
-long long grad_weight_workspace(const Layer&) { return 7987200; }
+long long grad_weight_workspace(const Layer&) { return 8110080; }
 """
 PIECES["forward_hopper_strict"] = r"""
 // forward, tile: 1 phases x 16 channels by 1x1x2x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1800 blocks (2
@@ -1045,14 +1052,14 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_weight_hopper_strict"] = r"""
-// grad_weight, reduce: 16 out channels by 1x3x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of 16x128,
-// vectors of 1 and 2, 88 parts, 264 blocks (2 per multiprocessor), 55 KiB shared
+// grad_weight, reduce: 16 out channels by 1x3x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of 16x128
+// and 4 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 177 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 3, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
-    16, 4, 8, 0, 0, 0, 2, 2, true, false};
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 3, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 2, 2,
+    1, 16, 4, 8, 4, 1, 4, 4, 0, 88, 4, 1, true, false};
 __constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1062,8 +1069,9 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 3, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
-    16, 4, 8, 0, 0, 0, 2, 2, true, false};
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 3, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 2, 2,
+    1, 16, 4, 8, 4, 1, 4, 4, 0, 88, 4, 1, true, false};
+constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -1088,10 +1096,10 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 25, 3},  // tiles
-        88,  // parts
+        44,  // parts
     };
-    const dim3 grid(264, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 57120,
+    const dim3 grid(132, 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 224, 181952,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1113,9 +1121,9 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 25, 3},  // tiles
-        88,  // parts
+        44,  // parts
     };
-    const dim3 grid(450, 1, 1);
+    const dim3 grid(90, 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -1323,7 +1331,7 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, false, 1, 2, 40, 1, 5, 1, 1, {1, 1, 4, 1}, {1, 1, 1, 16}, 4, 1,
-    4, 8, 8, 0, 0, 0, 2, 2, true, false};
+    0, 4, 8, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
 __constant__ int kProductCells[] = {0, 80, 160, 240, 320, 400, 480, 560, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1334,7 +1342,8 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, false, 1, 2, 40, 1, 5, 1, 1, {1, 1, 4, 1}, {1, 1, 1, 16}, 4, 1,
-    4, 8, 8, 0, 0, 0, 2, 2, true, false};
+    0, 4, 8, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -1386,7 +1395,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 12, 5},  // tiles
         72,  // parts
     };
-    const dim3 grid(450, 1, 1);
+    const dim3 grid(90, 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -1587,15 +1596,15 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 76800; }
 """
 PIECES["grad_weight_ampere_strict"] = r"""
-// grad_weight, reduce: 16 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warps 1x1x1 of 16x128,
-// vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 35 KiB shared
+// grad_weight, reduce: 16 out channels by 1x1x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x1 of 16x128,
+// vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 25 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 22}, 1, 2,
-    32, 4, 8, 0, 0, 0, 2, 2, true, false};
-__constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, 336, 384, 432, 480, };
+    false, false, {1, 1, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 1, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
+    1, 16, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+__constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_1_kernel
@@ -1604,8 +1613,9 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 22}, 1, 2,
-    32, 4, 8, 0, 0, 0, 2, 2, true, false};
+    false, false, {1, 1, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 1, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
+    1, 16, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -1629,11 +1639,11 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         3,  // row_blocks
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 49, 1},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 25, 3},  // tiles
         24,  // parts
     };
     const dim3 grid(216, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 32, 36512,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 32, 25760,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1654,10 +1664,10 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         3,  // row_blocks
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 49, 1},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 25, 3},  // tiles
         24,  // parts
     };
-    const dim3 grid(450, 1, 1);
+    const dim3 grid(45, 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -2627,6 +2637,25 @@ __device__ __forceinline__ Cell load_16(const void* global) {
   return cell;
 }
 
+// Neighbouring bytes as words, two alone in the low half of one.
+template <int kBytes>
+__device__ __forceinline__ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  if constexpr (kBytes == 2) {
+    unsigned short value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(shared) : "memory");
+    out[0] = value;
+  } else if constexpr (kBytes == 4) {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out[0]) : "r"(shared) : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "r"(shared) : "memory");
+  } else {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(cell.word[0]), "r"(cell.word[1]),
                "r"(cell.word[2]), "r"(cell.word[3])
@@ -2738,6 +2767,17 @@ __device__ __forceinline__ unsigned round_to_tf32(float value) {
   return bits;
 }
 
+// The same by one instruction where there is one, which rounds ties to even.
+__device__ __forceinline__ unsigned nearest_tf32(float value) {
+#if __CUDA_ARCH__ >= 900
+  unsigned bits;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+#else
+  return round_to_tf32(value);
+#endif
+}
+
 __device__ __forceinline__ unsigned short round_to_f16(float value) {
   unsigned short bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -2790,7 +2830,7 @@ FILES["reduce_block.cuh"] = r"""
 // The life of a block, whatever its teams multiply with: load a stage, multiply it while the next one is on its way,
 // and at the end write the sums.
 
-#include "reduce_load.cuh"
+#include "reduce_stage.cuh"
 
 // The sums of a thread in one row, as fragments hold them: pairs of neighbours.
 __device__ __forceinline__ void store_row(const TeamTile& team, int tile, int half, float* row) {
@@ -2821,32 +2861,48 @@ __device__ __forceinline__ void store_parts(const ReduceParams& params, const Re
   }
 }
 
-// Writes the staged rows: those of every warp's tile, in the order of the weight.
+// Writes the staged rows: those of every warp's tile, in the order of the weight. A thread has the same weights of some
+// rows.
 __device__ __forceinline__ void store_staged(const ReduceParams& params, const ReduceBlock& block, int tile, int half,
                                              const float* staged) {
   constexpr int kTaps = kShape.all_taps();
   constexpr int kColumns = kShape.loaded_columns();
+  constexpr int kSums = kColumns * kTaps;
+  constexpr int kRowsAtOnce = kSums < kThreads ? kThreads / kSums : 1;
+  constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
   const long long (&stride)[6] = params.weight_strides;
   Element* const weight = static_cast<Element*>(params.weight) + block.group * stride[0];
+  const int first_slot = kRowsAtOnce > 1 ? threadIdx.x / kSums : 0;
+  if (first_slot >= kRowsAtOnce) return;
 #pragma unroll 1
-  for (int index = threadIdx.x; index < kShape.staged_rows() * kColumns * kTaps; index += kThreads) {
-    const int at = index % (kColumns * kTaps);
-    const int slot = index / (kColumns * kTaps);  // [team][warp of it][row]
+  for (int at = threadIdx.x - first_slot * kSums; at < kSums; at += kThreads) {
     const int column = kShape.columns_first ? at % kColumns : at / kTaps;
     const int tap = kShape.columns_first ? at / kColumns : at % kTaps;
     const int w = tap % kShape.taps[2];
     const int h = tap / kShape.taps[2] % kShape.taps[1];
     const int d = tap / kShape.taps[2] / kShape.taps[1];
-    constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
-    const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
-                    slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
-    if (row < kShape.rows && block.first_column + column < kShape.columns &&
-        block.first_tap[0] + d < kShape.kernel[0] && block.first_tap[1] + h < kShape.kernel[1] &&
-        block.first_tap[2] + w < kShape.kernel[2]) {
-      weight[row * stride[1] + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
-             (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5]] =
-          to_storage(staged[slot * kShape.staged_pitch() + kShape.sum_of(column, d, h, w)], Element());
+    if (block.first_column + column >= kShape.columns || block.first_tap[0] + d >= kShape.kernel[0] ||
+        block.first_tap[1] + h >= kShape.kernel[1] || block.first_tap[2] + w >= kShape.kernel[2]) {
+      continue;
     }
+    Element* const target = weight + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
+                            (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5];
+    const float* const source = staged + kShape.sum_of(column, d, h, w);
+#pragma unroll 4
+    for (int slot = first_slot; slot < kShape.staged_rows(); slot += kRowsAtOnce) {  // [team][warp of it][row]
+      const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
+                      slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
+      if (row < kShape.rows) target[row * stride[1]] = to_storage(source[slot * kShape.staged_pitch()], Element());
+    }
+  }
+}
+
+// All warps stop here, wherever they come from.
+__device__ __forceinline__ void meet() {
+  if constexpr (kShape.loader_warps > 0) {
+    ptx::sync_first_threads<kThreads>();
+  } else {
+    __syncthreads();
   }
 }
 
@@ -2859,9 +2915,9 @@ __device__ __forceinline__ void store_result(const ReduceParams& params, const R
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       stage(tile, half);
-      __syncthreads();
+      meet();
       store_staged(params, block, tile, half, staged);
-      __syncthreads();
+      meet();
     }
   }
 }
@@ -2924,118 +2980,199 @@ __device__ __forceinline__ void load_and_multiply(const ReduceParams& params, co
   }
 }
 
-// The same with divided labour: in each turn some warps multiply a stage while the others load the next one. A stage
-// waits in the registers of those until its place in shared memory is free, so that loads are always under way.
-__device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
-                                            Loader& loader) {
-  StageOrigin origin(params, stages.begin);
-  loader.rows.keep_offsets();
-  loader.columns.keep_offsets();
-  loader.prepare(params, block, origin);
+// Stages in a ring, for divided labour: some warps load them, the others multiply. Each stage has a barrier that says
+// that it is loaded, and one that says that all teams are done with it.
+struct Ring {
+  static constexpr int kStageBytes = kShape.stage_cells() * 16;
+
+  unsigned stages;
+  unsigned barriers;
+  int slot = 0;
+  int lap = 0;  // modulo 2
+
+  __device__ __forceinline__ Ring(unsigned shared) : stages(shared), barriers(shared + kShape.table_cell() * 16) {}
+
+  __device__ __forceinline__ unsigned stage() const { return stages + slot * kStageBytes; }
+  __device__ __forceinline__ unsigned loaded() const { return barriers + slot * 16; }
+  __device__ __forceinline__ unsigned done() const { return loaded() + 8; }
+  __device__ __forceinline__ void advance() {
+    if (++slot == kShape.stages) {
+      slot = 0;
+      lap ^= 1;
+    }
+  }
+
+  // By one thread, before the others use the ring.
+  __device__ __forceinline__ void init() {
 #pragma unroll 1
-  for (int index = stages.begin - 1; index <= stages.end; ++index) {
-    if (index >= stages.begin && index < stages.end) {
-      loader.rows.store(stages.at(index), 0);
-      loader.columns.store(stages.at(index), 0);
-      publish_stage();
+    for (int i = 0; i < kShape.stages; ++i) {
+      ptx::init_barrier(barriers + i * 16, kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
     }
-    if (index + 1 < stages.end) {
-      loader.rows.fetch(params, 0);
-      loader.columns.fetch(params, 0);
-      origin.advance(params);
-      loader.prepare(params, block, origin);
-    }
-    if (index >= stages.begin) __syncthreads();
+    ptx::publish_barriers();
+  }
+};
+
+// Copies are under way while the stage before them is arranged.
+__device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                            Ring ring, const LineLoader& loader) {
+  constexpr int kAhead = kShape.raw_stages - 1;
+  StageOrigin origin(params, stages.begin);
+  int copied = stages.begin;
+  int raw_in = 0;
+  int raw_out = 0;
+  const auto copy_next = [&] {
+    if (copied < stages.end) loader.copy(params, block, origin, raw_in);
+    ptx::commit_copies();
+    origin.advance(params);
+    ++copied;
+    raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
+  };
+#pragma unroll 1
+  for (int i = 0; i < ptx::opaque(kAhead); ++i) copy_next();
+#pragma unroll 1
+  for (int index = stages.begin; index < stages.end; ++index) {
+    ptx::wait_for_copies<kAhead - 1>();
+    __syncwarp();
+    copy_next();
+    ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+    loader.arrange(raw_out, ring.stage());
+    publish_stage();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+    raw_out = raw_out + 1 == kShape.raw_stages ? 0 : raw_out + 1;
+    ring.advance();
   }
 }
 
-__device__ __forceinline__ void multiply_stages(const Stages& stages, TeamTile& team) {
+// The products of a stage are under way while the next one's are started.
+__device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring, TeamTile& team) {
+  unsigned former = 0;
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
-    __syncthreads();
-    team.multiply_stage(stages.at(index), 0, kShape.products());
-    team.end_stage();
+    ptx::wait_barrier(ring.loaded(), ring.lap);
+    team.multiply_stage(ring.stage(), 0, kShape.products());
+    team.end_former_stage();
+    if (index > stages.begin && threadIdx.x % 32 == 0) ptx::arrive(former);
+    former = ring.done();
+    ring.advance();
   }
-  __syncthreads();
+  team.end_stage();
 }
 
 __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     tconv_reduce(const __grid_constant__ ReduceParams params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const ReduceBlock block(params, blockIdx.x);
-  const Stages stages(params, block, ptx::shared_address(shared_memory));
+  const unsigned shared = ptx::shared_address(shared_memory);
+  const Stages stages(params, block, shared);
   float* const staged = reinterpret_cast<float*>(shared_memory);
-  Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
-  __syncthreads();
   if constexpr (kShape.loader_warps == 0) {
+    Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
+    __syncthreads();
     TeamTile team(column_lead(params, block));
     load_and_multiply(params, block, stages, loader, team);
     store_sums(params, block, team, staged);
-  } else if (__shfl_sync(~0u, threadIdx.x / 32, 0) >= kFirstLoader) {
-    if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-    load_stages(params, block, stages, loader);
-    if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
   } else {
-    if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
-    TeamTile team(column_lead(params, block));
-    multiply_stages(stages, team);
-    store_sums(params, block, team, staged);
+    Ring ring(shared);
+    if (threadIdx.x == 0) ring.init();
+    __syncthreads();
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (warp >= kShape.team_warps()) {
+      if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+      const LineLoader loader(params, block, warp - kShape.team_warps(), shared + kShape.raw_cell() * 16);
+      load_stages(params, block, stages, ring, loader);
+      meet();
+      if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
+    } else {
+      if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
+      TeamTile team(column_lead(params, block));
+      multiply_stages(stages, ring, team);
+      meet();
+      store_sums(params, block, team, staged);
+    }
   }
 }
 """
 FILES["reduce_finish.cuh"] = r"""
 // The second kernel of grad_weight on tensor cores: adds up the parts of each weight, always in the same order. The
-// config before this file defines Element and kShape.
+// config before this file defines Element, kShape and kPieces: threads that share the parts of a weight.
 #include "reduce_params.cuh"
 #include "tile_element.cuh"
 
-__global__ void __launch_bounds__(kFinishLanes* kFinishPieces)
-    tconv_reduce_finish(const __grid_constant__ ReduceParams params) {
-  __shared__ float pieces[kFinishPieces][kFinishLanes];
-  const int lane = threadIdx.x % kFinishLanes;
-  const int piece = threadIdx.x / kFinishLanes;
+constexpr int kLanes = kFinishThreads / kPieces;
+constexpr int kWidth = kShape.kernel[2];
+constexpr int kTogether = kWidth <= 8 ? kWidth : 4;  // neighbouring taps of a thread
 
-  // Neighbouring lanes take neighbouring columns, as the parts lie.
-  const long long index = static_cast<long long>(blockIdx.x) * kFinishLanes + lane;
-  long long rest = index;
+__global__ void __launch_bounds__(kFinishThreads)
+    tconv_reduce_finish(const __grid_constant__ ReduceParams params) {
+  __shared__ float pieces[kPieces > 1 ? kPieces : 1][kTogether][kLanes];
+  const int lane = threadIdx.x % kLanes;
+  const int piece = threadIdx.x / kLanes;
+
+  // Neighbouring lanes take neighbouring columns, as the parts lie; a thread takes taps that are neighbours in the
+  // weight.
+  constexpr int kWidths = (kWidth + kTogether - 1) / kTogether;
+  long long rest = static_cast<long long>(blockIdx.x) * kLanes + lane;
   const int column = static_cast<int>(rest % kShape.columns);
   rest /= kShape.columns;
-  int tap[3];
-#pragma unroll
-  for (int axis = 2; axis >= 0; --axis) {
-    tap[axis] = static_cast<int>(rest % kShape.kernel[axis]);
-    rest /= kShape.kernel[axis];
-  }
+  const int first = static_cast<int>(rest % kWidths) * kTogether;
+  rest /= kWidths;
+  const int h = static_cast<int>(rest % kShape.kernel[1]);
+  rest /= kShape.kernel[1];
+  const int d = static_cast<int>(rest % kShape.kernel[0]);
+  rest /= kShape.kernel[0];
   const int row = static_cast<int>(rest % kShape.rows);
   const int group = static_cast<int>(rest / kShape.rows);
   const bool exists = group < params.groups;
 
   int tile =
       (group * params.row_blocks + row / kShape.block_rows()) * params.column_blocks + column / kShape.block_columns();
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) tile = tile * params.tap_blocks[axis] + tap[axis] / kShape.taps[axis];
+  tile = (tile * params.tap_blocks[0] + d / kShape.taps[0]) * params.tap_blocks[1] + h / kShape.taps[1];
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
-  const float* const sums =
-      params.sums +
-      (static_cast<long long>(tile) * kShape.block_rows() + row % kShape.block_rows()) * kShape.block_sums() +
-      kShape.sum_of(column % kShape.block_columns(), tap[0] % kShape.taps[0], tap[1] % kShape.taps[1],
-                    tap[2] % kShape.taps[2]);
 
-  float total = 0;
-  const int begin = params.parts * piece / kFinishPieces;
-  const int end = params.parts * (piece + 1) / kFinishPieces;
+  float total[kTogether] = {};
   if (exists) {
-#pragma unroll 8
-    for (int part = begin; part < end; ++part) total += sums[part * part_sums];
-  }
-  pieces[piece][lane] = total;
-  __syncthreads();
-  if (piece > 0 || !exists) return;
+    int at[kTogether];  // among the sums of a part, from the first tap's tile
 #pragma unroll
-  for (int other = 1; other < kFinishPieces; ++other) total += pieces[other][lane];
+    for (int i = 0; i < kTogether; ++i) {
+      const int w = min(first + i, kWidth - 1);
+      at[i] =
+          w / kShape.taps[2] * kShape.block_rows() * kShape.block_sums() +
+          kShape.sum_of(column % kShape.block_columns(), d % kShape.taps[0], h % kShape.taps[1], w % kShape.taps[2]);
+    }
+    const float* sums = params.sums + (static_cast<long long>(tile) * params.tap_blocks[2] * kShape.block_rows() +
+                                       row % kShape.block_rows()) *
+                                          kShape.block_sums();
+    const int begin = params.parts * piece / kPieces;
+    const int end = params.parts * (piece + 1) / kPieces;
+    sums += begin * part_sums;
+#pragma unroll 2
+    for (int part = begin; part < end; ++part) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) total[i] += sums[at[i]];
+      sums += part_sums;
+    }
+  }
+  if constexpr (kPieces > 1) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) pieces[piece][i][lane] = total[i];
+    __syncthreads();
+    if (piece > 0) return;
+#pragma unroll
+    for (int other = 1; other < kPieces; ++other) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) total[i] += pieces[other][i][lane];
+    }
+  }
+  if (!exists) return;
   const long long (&stride)[6] = params.weight_strides;
-  static_cast<Element*>(params.weight)[group * stride[0] + row * stride[1] + column * stride[2] + tap[0] * stride[3] +
-                                       tap[1] * stride[4] + tap[2] * stride[5]] = to_storage(total, Element());
+  Element* const weight = static_cast<Element*>(params.weight) + group * stride[0] + row * stride[1] +
+                          column * stride[2] + d * stride[3] + h * stride[4];
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i) {
+    if (first + i < kWidth) weight[(first + i) * stride[5]] = to_storage(total[i], Element());
+  }
 }
 """
 FILES["reduce_load.cuh"] = r"""
@@ -3045,7 +3182,6 @@ FILES["reduce_load.cuh"] = r"""
 #include "tile_element.cuh"
 
 constexpr int kThreads = kShape.threads();
-constexpr int kFirstLoader = kShape.loader_warps > 0 ? kShape.team_warps() : 0;
 constexpr int kVector = kShape.vector();
 
 // What a block computes, and which part of the pixels it adds up.
@@ -3076,9 +3212,19 @@ struct ReduceBlock {
 
 // Elements between the start of a vector and the first that a block's taps read along the width.
 __device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
-  if (kShape.columns_channels_last || kShape.column_vector == 1) return 0;
+  constexpr int kUnit = kShape.column_unit();
+  if (kUnit == 1) return 0;
   const int first = block.first_tap[2] * kShape.tap_step[2] - params.pad[2];
-  return (first % kShape.column_vector + kShape.column_vector) % kShape.column_vector;
+  return (first % kUnit + kUnit) % kUnit;
+}
+
+template <bool kOfRows>
+__device__ __forceinline__ const long long (&side_strides(const ReduceParams& params))[5] {
+  if constexpr (kOfRows) {
+    return params.row_strides;
+  } else {
+    return params.column_strides;
+  }
 }
 
 // The pixels of a stage: the first sample and the first pixel along each axis.
@@ -3107,6 +3253,49 @@ struct StageOrigin {
   static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }
 };
 
+// The first element of a stage in one of the tensors, inside of it or not, along samples and axes.
+template <bool kOfRows>
+struct StageStart {
+  int begin[4];
+
+  StageStart() = default;
+  __device__ __forceinline__ StageStart(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int lead) {
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      const int axis = dimension - 1;
+      begin[dimension] = origin.first[dimension];
+      if (!kOfRows && dimension > 0) {
+        begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
+                           params.pad[axis] - (axis == 2 ? lead : 0);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ int limit(const ReduceParams& params, int dimension) {
+    if (dimension == 0) return params.batch;
+    return kOfRows ? params.row_size[dimension - 1] : params.column_size[dimension - 1];
+  }
+};
+
+// The pixels of one channel, out of vectors of neighbours, one vector for each part of the cell.
+template <int kWords>
+__device__ __forceinline__ Cell cell_of(const unsigned* words, int at) {
+  Cell cell;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    if constexpr (kShape.element_bytes == 4) {
+      const unsigned bits = words[word * kWords + at];
+      cell.word[word] = kRoundsToTf32 ? ptx::nearest_tf32(__uint_as_float(bits)) : bits;
+    } else {
+      const unsigned low = words[2 * word * kWords + at / 2];
+      const unsigned high = words[(2 * word + 1) * kWords + at / 2];
+      cell.word[word] = at % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
+    }
+  }
+  return cell;
+}
+
 // Where the cells of a unit lie: from the stage's first element in bytes, and along samples and axes.
 struct alignas(16) UnitPlace {
   unsigned offset;
@@ -3128,7 +3317,6 @@ struct Side {
   static constexpr int kChunks = kOfRows ? kShape.row_chunks() : kShape.column_chunks();
   static constexpr int kBatch = kOfRows ? kShape.row_batch() : kShape.column_batch();
   static constexpr int kWords = kShape.vector_words(kLength);
-  static constexpr bool kKept = kShape.loader_warps > 0;
   static constexpr unsigned kNothing = ~0u;
 
   const Element* base;  // sample 0, the block's first channel
@@ -3139,36 +3327,20 @@ struct Side {
 
   // The stage that is loaded next: its first element, inside the tensor or not, and whether all of it is inside.
   const Element* start;
-  int begin[4];
+  StageStart<kOfRows> at_start;
   bool inside;
 
-  unsigned offset[kKept ? kBatch : 1];  // of the thread's vectors from there, where it has the same ones in each stage
   unsigned words[kBatch * kVector * kWords];  // on their way
 
-  static __device__ __forceinline__ const long long (&strides(const ReduceParams& params))[5] {
-    if constexpr (kOfRows) {
-      return params.row_strides;
-    } else {
-      return params.column_strides;
-    }
-  }
-  // From one part of a cell to the next, along samples or an axis.
-  static constexpr int part_step(int dimension) {
-    return kShape.tile[dimension] * (kOfRows || dimension == 0 ? 1 : kShape.step[dimension - 1]);
-  }
-  static constexpr int part_of(int v, int dimension) {
-    for (int inner = 3; inner > dimension; --inner) v /= kShape.split[inner];
-    return v % kShape.split[dimension];
-  }
   // The pixels of a cell, a bit each, that belong to a part.
   static constexpr unsigned bits_of(int dimension, int part) {
     unsigned bits = 0;
-    for (int v = 0; v < kVector; ++v) bits |= part_of(v, dimension) == part ? 1u << v : 0u;
+    for (int v = 0; v < kVector; ++v) bits |= kShape.part_of(v, dimension) == part ? 1u << v : 0u;
     return bits;
   }
 
   __device__ __forceinline__ Side(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int first_channel = kOfRows ? block.first_row : block.first_column;
     const int all = kOfRows ? kShape.rows : kShape.columns;
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
@@ -3202,7 +3374,7 @@ struct Side {
     return (chunk / kUnitGroups * kOthers + threadIdx.x % kOthers) * kChannelsStep;
   }
   static __device__ __forceinline__ int chunk_of(int batch, int item) {
-    return (batch * kBatch + item) * kShape.loading_warps() + threadIdx.x / 32 - kFirstLoader;
+    return (batch * kBatch + item) * kShape.team_warps() + threadIdx.x / 32;
   }
 
   // How far a vector lies from the stage's first element, in bytes.
@@ -3213,36 +3385,21 @@ struct Side {
     return exists ? places[min(unit, kUnits - 1)].offset + channel * channel_bytes : kNothing;
   }
 
-  // Once the table of places is written.
-  __device__ __forceinline__ void keep_offsets() {
-#pragma unroll
-    for (int item = 0; item < kBatch; ++item) offset[item] = offset_of(chunk_of(0, item));
-  }
-
   __device__ __forceinline__ void prepare(const ReduceParams& params, const ReduceBlock& block,
                                           const StageOrigin& origin) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    at_start = StageStart<kOfRows>(params, block, origin, lead);
     start = base;
     inside = true;
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
-      const int axis = dimension - 1;
-      begin[dimension] = origin.first[dimension];
-      if (!kOfRows && dimension > 0) {
-        begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
-                           params.pad[axis] - (axis == 2 ? lead : 0);
-      }
-      start += begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
-      const int last_unit =
-          kOfRows || dimension == 0 ? kShape.tile[dimension] - 1 : kShape.reach(axis, kShape.extent(axis) - 1);
-      const int end = begin[dimension] + (kShape.split[dimension] - 1) * part_step(dimension) + last_unit;
-      inside = inside && begin[dimension] >= 0 && end < limit(params, dimension);
+      const int begin = at_start.begin[dimension];
+      start += begin * stride[dimension == 0 ? 0 : 1 + dimension];
+      const int last_unit = kOfRows || dimension == 0 ? kShape.tile[dimension] - 1
+                                                      : kShape.reach(dimension - 1, kShape.extent(dimension - 1) - 1);
+      const int end = begin + (kShape.split[dimension] - 1) * kShape.part_step(kOfRows, dimension) + last_unit;
+      inside = inside && begin >= 0 && end < at_start.limit(params, dimension);
     }
-  }
-
-  static __device__ __forceinline__ int limit(const ReduceParams& params, int dimension) {
-    if (dimension == 0) return params.batch;
-    return kOfRows ? params.row_size[dimension - 1] : params.column_size[dimension - 1];
   }
 
   // The pixels of a vector's cells that exist, a bit each.
@@ -3253,8 +3410,9 @@ struct Side {
     for (int dimension = 0; dimension < 4; ++dimension) {
 #pragma unroll
       for (int part = 0; part < kShape.split[dimension]; ++part) {
-        const int position = begin[dimension] + place.at[dimension] + part * part_step(dimension);
-        if (static_cast<unsigned>(position) >= static_cast<unsigned>(limit(params, dimension))) {
+        const int position =
+            at_start.begin[dimension] + place.at[dimension] + part * kShape.part_step(kOfRows, dimension);
+        if (static_cast<unsigned>(position) >= static_cast<unsigned>(at_start.limit(params, dimension))) {
           mask &= ~bits_of(dimension, part);
         }
       }
@@ -3264,12 +3422,12 @@ struct Side {
 
   // Loads the pixels of one batch of the thread's vectors.
   __device__ __forceinline__ void fetch(const ReduceParams& params, int batch) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
     unsigned offsets[kBatch];
     unsigned masks[kBatch];
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
-      offsets[item] = kKept ? offset[kKept ? item : 0] : offset_of(chunk_of(batch, item));
+      offsets[item] = offset_of(chunk_of(batch, item));
       masks[item] = offsets[item] != kNothing ? ~0u : 0u;
     }
     if (!inside) {
@@ -3282,7 +3440,8 @@ struct Side {
       const Element* part = start;
 #pragma unroll
       for (int dimension = 0; dimension < 4; ++dimension) {
-        part += part_of(v, dimension) * part_step(dimension) * stride[dimension == 0 ? 0 : 1 + dimension];
+        part += kShape.part_of(v, dimension) * kShape.part_step(kOfRows, dimension) *
+                stride[dimension == 0 ? 0 : 1 + dimension];
       }
       parts[v] = reinterpret_cast<const char*>(part);
     }
@@ -3298,23 +3457,6 @@ struct Side {
     }
   }
 
-  // The pixels of one channel, out of the vectors' neighbours.
-  __device__ __forceinline__ Cell cell_of(int item, int at) const {
-    Cell cell;
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      if constexpr (kShape.element_bytes == 4) {
-        const unsigned bits = words[(item * kVector + word) * kWords + at];
-        cell.word[word] = kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(bits)) : bits;
-      } else {
-        const unsigned low = words[(item * kVector + 2 * word) * kWords + at / 2];
-        const unsigned high = words[(item * kVector + 2 * word + 1) * kWords + at / 2];
-        cell.word[word] = at % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
-      }
-    }
-    return cell;
-  }
-
   __device__ __forceinline__ void store(unsigned stage, int batch) const {
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
@@ -3327,7 +3469,8 @@ struct Side {
                                      unit * kShape.team_columns + channel % kShape.team_columns;
       constexpr int kNext = kChannelsLast ? 1 : kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll
-      for (int at = 0; at < kLength; ++at) ptx::store_16(stage + (cell + at * kNext) * 16, cell_of(item, at));
+      for (int at = 0; at < kLength; ++at)
+        ptx::store_16(stage + (cell + at * kNext) * 16, cell_of<kWords>(words + item * kVector * kWords, at));
     }
   }
 };
@@ -3380,6 +3523,14 @@ FILES["reduce_params.cuh"] = r"""
 
 #include "tile_params.cuh"
 
+// The lines of a stage that warps copy as they lie: how many along samples, depth and height, and their elements.
+struct RawLines {
+  int count[3];
+  int length;
+  int pitch;
+  constexpr int lines() const { return count[0] * count[1] * count[2]; }
+};
+
 struct ReduceShape {
   TileMath math;
   int element_bytes;
@@ -3413,14 +3564,18 @@ struct ReduceShape {
   // these come last. Lanes of a warp take neighbouring places along the units, the others along the channels.
   int row_vector;
   int column_vector;
+  int most_lead;  // elements of a vector in front of the first that a tap reads, at most
   int row_lanes;
   int column_lanes;
-  int most_cells;      // cells that a thread loads at once
-  int loader_warps;    // warps that load and do nothing else; 0: all warps do both
+  int most_cells;    // cells that a thread loads at once
+  int loader_warps;  // warps that load and do nothing else; 0: all warps do both
+  int row_copy;      // elements that such a warp copies at once, along the width
+  int column_copy;
+  int raw_stages;      // of its copies
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
-  int stages;  // 2: the next tile is loaded while one is multiplied
+  int stages;  // tiles of pixels in shared memory: one is multiplied, the others are loaded
   int blocks_per_multiprocessor;
   bool partial;        // the sums of a block are parts, added up by the second kernel
   bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
@@ -3431,7 +3586,6 @@ struct ReduceShape {
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int teams() const { return row_teams * column_teams * run_teams; }
   constexpr int team_warps() const { return team_threads() * teams() / 32; }
-  constexpr int loading_warps() const { return loader_warps > 0 ? loader_warps : team_warps(); }
   constexpr int threads() const { return 32 * (team_warps() + loader_warps); }
   constexpr int block_rows() const { return tile_rows() * row_tiles * row_teams; }
   constexpr int block_columns() const { return team_columns * column_teams; }
@@ -3456,8 +3610,12 @@ struct ReduceShape {
   // Places from one row to the next, and so on: vectors along the width start at multiples of their length, wherever
   // the first element of a block lies.
   constexpr int extent(int axis) const {
-    if (axis < 2 || columns_channels_last || column_vector == 1) return places(axis);
-    return (places(axis) + 2 * column_vector - 2) / column_vector * column_vector;
+    if (axis < 2 || columns_channels_last) return places(axis);
+    return (places(axis) + most_lead + column_vector - 1) / column_vector * column_vector;
+  }
+  // What is loaded along the width starts at multiples of this many elements.
+  constexpr int column_unit() const {
+    return columns_channels_last ? 1 : loader_warps > 0 ? column_copy : column_vector;
   }
   // How far a place lies from the tile's first element, in elements (of those that any tap can read).
   constexpr int reach(int axis, int place) const {
@@ -3478,13 +3636,80 @@ struct ReduceShape {
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
   constexpr int spare_cells() const { return run * team_columns + 16; }
-  // Stages, then the places of the units.
+  // Stages; then the places of the units, or two barriers for each stage and the lines of the warps that load.
   constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
-  constexpr int pipeline_bytes() const { return 16 * (table_cell() + row_units() + column_units()); }
+  constexpr int raw_cell() const { return table_cell() + stages; }
+  constexpr int pipeline_bytes() const {
+    if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
+    return 16 * raw_cell() + raw_stages * raw_stage_bytes();
+  }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
+
+  // From one part of a cell to the next, along samples or an axis, in elements; and which part of it a pixel is.
+  constexpr int part_step(bool of_rows, int dimension) const {
+    return tile[dimension] * (of_rows || dimension == 0 ? 1 : step[dimension - 1]);
+  }
+  constexpr int part_of(int v, int dimension) const {
+    for (int inner = 3; inner > dimension; --inner) v /= split[inner];
+    return v % split[dimension];
+  }
+
+  // Lines along samples, depth and height, and elements of a line: parts that overlap share theirs; where places lie
+  // apart, only theirs are there.
+  constexpr bool line_gaps(bool of_rows, int dimension) const {
+    return !of_rows && dimension > 0 && apart[dimension - 1];
+  }
+  constexpr int line_places(bool of_rows, int dimension) const {
+    return of_rows || dimension == 0 ? tile[dimension] : extent(dimension - 1);
+  }
+  constexpr int raw_line(bool of_rows, int dimension, int part, int place) const {
+    const int parts = line_gaps(of_rows, dimension) ? line_places(of_rows, dimension) : part_step(of_rows, dimension);
+    return part * parts + place;
+  }
+  // How far a line lies from the first, in elements.
+  constexpr int raw_position(bool of_rows, int dimension, int line) const {
+    if (!line_gaps(of_rows, dimension)) return line;
+    const int places = line_places(of_rows, dimension);
+    return line / places * part_step(of_rows, dimension) + reach(dimension - 1, line % places);
+  }
+  constexpr RawLines raw_lines(bool of_rows) const {
+    RawLines lines{};
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      lines.count[dimension] =
+          raw_line(of_rows, dimension, split[dimension] - 1, line_places(of_rows, dimension) - 1) + 1;
+    }
+    lines.length = raw_line(of_rows, 3, split[3] - 1, line_places(of_rows, 3) - 1) + 1;
+    lines.pitch = channels_last(of_rows) ? lines.length : (lines.length + vector() - 1) / vector() * vector();
+    return lines;
+  }
+  constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  // A warp that loads has channels of its own.
+  constexpr int warp_channels(bool of_rows) const {
+    const int channels = of_rows ? loaded_rows() : loaded_columns();
+    const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
+    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
+  }
+  // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
+  // apart, those of neighbouring lanes start on different banks.
+  constexpr int raw_channel_bytes(bool of_rows) const {
+    if (channels_last(of_rows)) return element_bytes;
+    const RawLines lines = raw_lines(of_rows);
+    return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
+  }
+  constexpr int raw_element_bytes(bool of_rows) const {
+    return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
+  }
+  constexpr int raw_side_bytes(bool of_rows) const {
+    if (!channels_last(of_rows)) return warp_channels(of_rows) * raw_channel_bytes(of_rows);
+    const RawLines lines = raw_lines(of_rows);
+    return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
+  }
+  constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
+  constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
 
   // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const {
@@ -3499,11 +3724,10 @@ struct ReduceShape {
   constexpr int row_batch() const { return batch_of(row_chunks(), row_vector); }
   constexpr int column_batch() const { return batch_of(column_chunks(), column_vector); }
   constexpr int vector_words(int vector) const { return vector * element_bytes < 4 ? 1 : vector * element_bytes / 4; }
-  // Words on their way into a thread: a batch of one tensor, or of both where warps do nothing but load.
+  // Words of a batch on their way into a thread.
   constexpr int batch_words() const {
     const int of_rows = vector() * row_batch() * vector_words(row_vector);
     const int of_columns = vector() * column_batch() * vector_words(column_vector);
-    if (loader_warps > 0) return of_rows + of_columns;
     return of_rows > of_columns ? of_rows : of_columns;
   }
 
@@ -3529,12 +3753,12 @@ struct ReduceShape {
     return ((along + lanes - 1) / lanes) * ((across + others - 1) / others);
   }
   constexpr int batches_of(int chunks, int vector) const {
-    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int items = (chunks + team_warps() - 1) / team_warps();
     const int most = most_cells > vector ? most_cells / vector : 1;
     return (items + most - 1) / most;
   }
   constexpr int batch_of(int chunks, int vector) const {
-    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int items = (chunks + team_warps() - 1) / team_warps();
     return (items + batches_of(chunks, vector) - 1) / batches_of(chunks, vector);
   }
 };
@@ -3565,9 +3789,8 @@ constexpr int reduce_tiles(const ReduceParams& params) {
          params.tap_blocks[2];
 }
 
-// The second kernel: 32 weights and 8 pieces of their parts in a block.
-constexpr int kFinishLanes = 32;
-constexpr int kFinishPieces = 8;
+// Threads of a block of the second kernel.
+constexpr int kFinishThreads = 256;
 """
 FILES["reduce_sm90.cuh"] = r"""
 // grad_weight on tensor cores by warpgroups (sm_90a). The config before this file defines Element, kShape and
@@ -3575,6 +3798,288 @@ FILES["reduce_sm90.cuh"] = r"""
 #include "reduce_warpgroup.cuh"
 
 #include "reduce_block.cuh"
+"""
+FILES["reduce_stage.cuh"] = r"""
+// For warps that do nothing but load: the lines of a stage are copied into shared memory as they lie, without passing
+// registers, and some time later arranged as cells. A warp has channels of its own, and nobody else reads its copies.
+
+#include "reduce_load.cuh"
+
+constexpr int power_above(int count) {
+  int power = 1;
+  while (power < count && power < 32) power *= 2;
+  return power;
+}
+
+struct LineTable {
+  int at[8];
+};
+// From an element of a channel's lines to the same place of each part.
+constexpr LineTable line_parts(bool of_rows) {
+  const RawLines lines = kShape.raw_lines(of_rows);
+  LineTable parts{};
+  for (int v = 0; v < kVector; ++v) {
+    int line = 0;
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      line = line * lines.count[dimension] + kShape.raw_line(of_rows, dimension, kShape.part_of(v, dimension), 0);
+    }
+    parts.at[v] = line * lines.pitch + kShape.raw_line(of_rows, 3, kShape.part_of(v, 3), 0);
+  }
+  return parts;
+}
+// How far the last element of a stage lies from its first, along samples and axes.
+constexpr LineTable last_positions(bool of_rows, int length) {
+  const RawLines lines = kShape.raw_lines(of_rows);
+  LineTable last{};
+  for (int dimension = 0; dimension < 3; ++dimension) {
+    last.at[dimension] = kShape.raw_position(of_rows, dimension, lines.count[dimension] - 1);
+  }
+  last.at[3] = kShape.raw_position(of_rows, 3, length - 1);
+  return last;
+}
+
+// One of the two tensors, as one warp loads it. A line is a run of neighbours along the width. A copy is a piece of a
+// line of one channel or, where channels come last, some channels of one element; copies are numbered line after line.
+template <bool kOfRows>
+struct LineSide {
+  static constexpr bool kChannelsLast = kShape.channels_last(kOfRows);
+  static constexpr RawLines kLines = kShape.raw_lines(kOfRows);
+  static constexpr int kCount1 = kLines.count[1];
+  static constexpr int kCount2 = kLines.count[2];
+  static constexpr int kBytes = kShape.element_bytes;
+  static constexpr int kCopy = kOfRows ? kShape.row_copy : kShape.column_copy;  // elements
+  static constexpr int kWarpChannels = kShape.warp_channels(kOfRows);
+  static constexpr int kChannelBytes = kShape.raw_channel_bytes(kOfRows);
+  static constexpr int kElementBytes = kShape.raw_element_bytes(kOfRows);
+  // Copies along a line; lanes that copy different channels, and channels between them.
+  static constexpr int kAlong = kChannelsLast ? 1 : kCopy;
+  static constexpr int kLineCopies = (kLines.length + kAlong - 1) / kAlong;
+  static constexpr int kCopies = kLines.lines() * kLineCopies;
+  static constexpr int kWarpCopies = (kWarpChannels + kCopy - 1) / kCopy;
+  static constexpr int kChannelLanes = kChannelsLast   ? (kWarpCopies < 32 ? kWarpCopies : 32)
+                                       : kCopies <= 16 ? 32 / kCopies
+                                                       : 1;
+  static constexpr int kChannelStep = kChannelsLast ? kCopy : 1;
+  static constexpr int kCopyLanes = kChannelsLast ? 32 / kChannelLanes : kCopies <= 16 ? kCopies : 32;
+  static constexpr int kRounds = (kCopies + kCopyLanes - 1) / kCopyLanes;
+  static constexpr int kTogether = kChannelLanes * kChannelStep;  // channels that are copied at once
+
+  static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
+  static constexpr int kOthers = power_above(kWarpChannels);  // lanes along the channels, at most 32
+  static constexpr int kLanes = 32 / kOthers;
+  static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;  // cells arranged at once
+  static constexpr int kWords = kShape.vector_words(kLength);
+  static constexpr int kGroups = (kOfRows ? kShape.row_units() : kShape.column_units()) / kLength;
+  static constexpr int kGroupRounds = (kGroups + kLanes - 1) / kLanes;
+
+  static constexpr LineTable kParts = line_parts(kOfRows);
+  static constexpr LineTable kLast = last_positions(kOfRows, kLineCopies* kAlong);
+
+  // Long loops are unrolled in part, which takes less time to compile.
+  static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
+  static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
+  static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
+  static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
+
+  const Element* base;                     // sample 0, the warp's first channel
+  int channels;                            // of the warp
+  int first_channel;                       // of the warp among the block's
+  unsigned offset[kKept > 0 ? kKept : 1];  // of the lane's copies from the stage's first element, in bytes
+  unsigned raw;                            // where the lane's first copy goes in the warp's first raw stage
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  // Which of the copies, and of which channels, the lane makes: neighbouring lanes copy neighbours in memory.
+  static __device__ __forceinline__ int copy_of(int round) {
+    const int of_lanes = kChannelsLast ? lane() / kChannelLanes : lane() % kCopyLanes;
+    return of_lanes < kCopyLanes ? round * kCopyLanes + of_lanes : kCopies;
+  }
+  static __device__ __forceinline__ int copied_channel() {
+    return (kChannelsLast ? lane() % kChannelLanes : lane() / kCopyLanes) * kChannelStep;
+  }
+
+  // The element at which a copy starts, along samples and axes.
+  struct Position {
+    int at[4];
+  };
+  static __device__ __forceinline__ Position position_of(int copy) {
+    Position position;
+    position.at[3] = line_position<3>(copy % kLineCopies * kAlong);
+    const int line = copy / kLineCopies;
+    position.at[2] = line_position<2>(line % kCount2);
+    position.at[1] = line_position<1>(line / kCount2 % kCount1);
+    position.at[0] = line / kCount2 / kCount1;
+    return position;
+  }
+  template <int kDimension>
+  static __device__ __forceinline__ int line_position(int line) {
+    if constexpr (kShape.line_gaps(kOfRows, kDimension)) {
+      constexpr int kPlaces = kShape.line_places(kOfRows, kDimension);
+      constexpr int kTaps = kShape.taps[kDimension - 1];
+      constexpr int kStep = kShape.step[kDimension - 1];
+      constexpr int kTapStep = kShape.tap_step[kDimension - 1];
+      const int place = line % kPlaces;
+      return line / kPlaces * kShape.part_step(kOfRows, kDimension) + place / kTaps * kStep + place % kTaps * kTapStep;
+    } else {
+      return line;
+    }
+  }
+
+  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned warp_raw)
+      : raw(warp_raw) {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const int block_first = kOfRows ? block.first_row : block.first_column;
+    const int all = kOfRows ? kShape.rows : kShape.columns;
+    first_channel = warp * kWarpChannels;
+    channels = min(kWarpChannels, min(kChannels, all - block_first) - first_channel);
+    base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
+           (static_cast<long long>(block.group) * all + block_first + first_channel) * stride[1];
+    if constexpr (kKept > 0) {
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) offset[round] = offset_of(params, round);
+    }
+  }
+
+  static __device__ __forceinline__ unsigned offset_of(const ReduceParams& params, int round) {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const Position position = position_of(copy_of(round));
+    long long elements = copied_channel() * stride[1];
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      elements += position.at[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+    }
+    return static_cast<unsigned>(elements * kBytes);
+  }
+
+  // Copies the stage that starts at `origin`; what lies outside the tensor becomes zeros.
+  __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                       unsigned stage_offset) const {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
+    const Element* first = base;
+    bool inside = true;
+    constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      first += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+      inside = inside && start.begin[dimension] >= 0 &&
+               start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
+    }
+#pragma unroll kKept> 0 ? kKept : 1
+    for (int round = 0; round < kRounds; ++round) {
+      const int number = copy_of(round);
+      if (number >= kCopies || copied_channel() >= kTogether) continue;
+      bool wanted = true;
+      if (!inside) {
+        const Position position = position_of(number);
+#pragma unroll
+        for (int dimension = 0; dimension < 4; ++dimension) {
+          const int at = start.begin[dimension] + position.at[dimension];
+          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
+        }
+      }
+      const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
+      const char* source = reinterpret_cast<const char*>(wanted ? first : base) + (wanted ? place : 0);
+      const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
+      const int line = number / kLineCopies;
+      unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
+                        (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
+      if (channels == kWarpChannels) {
+#pragma unroll kCopyUnroll
+        for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
+          if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
+            ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+          }
+          source += step;
+          target += kTogether * kChannelBytes;
+        }
+      } else {
+#pragma unroll 1
+        for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+          ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+          source += step;
+          target += kTogether * kChannelBytes;
+        }
+      }
+    }
+  }
+
+  // Where the first element of a group of cells stands in a channel's lines.
+  static __device__ __forceinline__ int group_at(int group) {
+    constexpr int kWidth = kShape.line_places(kOfRows, 3);
+    constexpr int kHeight = kShape.line_places(kOfRows, 2);
+    constexpr int kDepth = kShape.line_places(kOfRows, 1);
+    int unit = group * kLength;
+    const int w = unit % kWidth;
+    unit /= kWidth;
+    const int h = unit % kHeight;
+    unit /= kHeight;
+    const int line = (unit / kDepth * kCount1 + unit % kDepth) * kCount2 + h;
+    return line * kLines.pitch + w;
+  }
+
+  __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
+#pragma unroll 1
+    for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
+      const int channel = channel_round + lane() % kOthers;
+      if (channel >= channels) continue;
+      const unsigned lines = raw + stage_offset + channel * kChannelBytes;
+      const int of_block = first_channel + channel;
+      const int cell = kOfRows ? of_block
+                               : kShape.row_cells() + of_block / kShape.team_columns * kShape.team_cells() +
+                                     of_block % kShape.team_columns;
+      constexpr int kNext = kOfRows ? kShape.row_pitch() : kShape.team_columns;
+#pragma unroll kGroupUnroll
+      for (int round = 0; round < kGroupRounds; round += kGroupBatch) {
+        // Some groups at a time, so that one's reads are under way while another's are waited for.
+        unsigned words[kGroupBatch][kVector * kWords];
+#pragma unroll
+        for (int i = 0; i < kGroupBatch; ++i) {
+          const int group = (round + i) * kLanes + lane() / kOthers;
+          if (group >= kGroups) continue;
+          const unsigned first = lines + group_at(group) * kElementBytes;
+          constexpr LineTable kPlaces = kParts;
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) {
+            unsigned loaded[kWords];
+            ptx::load_shared<kLength * kBytes>(first + kPlaces.at[v] * kElementBytes, loaded);
+#pragma unroll
+            for (int word = 0; word < kWords; ++word) words[i][v * kWords + word] = loaded[word];
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kGroupBatch; ++i) {
+          const int group = (round + i) * kLanes + lane() / kOthers;
+          if (group >= kGroups) continue;
+          const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+#pragma unroll
+          for (int at = 0; at < kLength; ++at) {
+            ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
+          }
+        }
+      }
+    }
+  }
+};
+
+// Both tensors.
+struct LineLoader {
+  LineSide<true> rows;
+  LineSide<false> columns;
+
+  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned raw)
+      : rows(params, block, warp, raw + warp * kShape.raw_warp_bytes()),
+        columns(params, block, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+
+  __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                       int slot) const {
+    rows.copy(params, block, origin, slot * kShape.raw_stage_bytes());
+    columns.copy(params, block, origin, slot * kShape.raw_stage_bytes());
+  }
+  __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
+    rows.arrange(slot * kShape.raw_stage_bytes(), stage);
+    columns.arrange(slot * kShape.raw_stage_bytes(), stage);
+  }
+};
 """
 FILES["reduce_team.cuh"] = r"""
 // Where a team works in its block, whatever it multiplies with. The config defines kProductCells: the cells that each
@@ -3669,6 +4174,7 @@ struct TeamTile : TeamPlace {
   }
 
   __device__ __forceinline__ void end_stage() {}
+  __device__ __forceinline__ void end_former_stage() {}
 };
 """
 FILES["reduce_warpgroup.cuh"] = r"""
@@ -3716,6 +4222,8 @@ struct TeamTile : TeamPlace {
   }
 
   __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
+  // Of the stage before the one that was started last.
+  __device__ __forceinline__ void end_former_stage() { ptx::wait_for_warpgroup<1>(); }
 };
 """
 FILES["tensor_math.cuh"] = r"""
@@ -4875,6 +5383,12 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int 
   return cells;
 }
 """
+FILES["tile_sm90.cuh"] = r"""
+// Tensor-core tiles for sm_90a: wgmma on the tile format. The config is tile.cuh's, and multiply().
+#include "tile_warpgroup.cuh"
+
+#include "tile_block.cuh"
+"""
 FILES["tile_store.cuh"] = r"""
 // From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
 // leave the block whole.
@@ -5139,414 +5653,6 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
   }
 }
 """
-FILES["tile_stream.cuh"] = r"""
-// Tensor-core tiles for sm_90a whose warps have roles: some only load (tile_stream_load.cuh), the others only multiply.
-// Cells are the rows of wgmma and come from registers: fragments out of the input as it lies in shared memory, rounded
-// on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
-// does not have is a product left out. The weights are the other operand, by descriptor.
-//
-// The config is tile.cuh's with kBackCells in bytes, and multiply().
-#include "tile_stream_load.cuh"
-
-constexpr int kThreads = kShape.multiplying_threads();
-constexpr int kRowTiles = kShape.row_tiles;
-constexpr int kColumnTiles = kShape.column_tiles;
-constexpr int kSteps = kShape.slabs / 2;
-constexpr int kItems = kShape.all_backs() * kSteps;  // of a chunk: one step of depth at one distance
-constexpr int kStageItems = kShape.stage_backs * kSteps;
-// Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || kItems <= 40;
-// Fragments alternate between two sets of registers. Where a chunk has an odd number of items, the products under way
-// come to an end before the next chunk begins with the first set again.
-constexpr bool kDrains = kItems % 2 == 1;
-
-// What the warps that load give up goes to those that multiply.
-constexpr int kAtStart = 65536 / (kShape.threads() * kShape.blocks_per_multiprocessor) / 8 * 8;
-constexpr int kLoading = kAtStart < 128 ? 48 : 56;
-constexpr int kLeft = (kAtStart * kShape.threads() - kLoading * kStreamThreads) / kThreads / 8 * 8;
-constexpr int kMultiplying = kLeft > 240 ? 240 : kLeft;
-
-struct CellTeam {
-  static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
-  static constexpr int kOctets = kShape.rows() / 8;
-  static constexpr int kUnitOctets = kShape.row_unit / 8;
-
-  float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
-  unsigned at[kCellTiles][2];  // bytes from the box's first element to this thread's two cells and first channel
-  int first_column;
-  static constexpr int depth_team = 0;
-
-  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
-    const int lane = threadIdx.x % 32;
-    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    first_column = team * kShape.column_tiles * 8;
-    const int channel =
-        kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
-#pragma unroll
-    for (int i = 0; i < kCellTiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int cell = column(i) + half * 8;
-        if (cell >= kShape.cells()) cell = 0;
-        const int w = cell % kShape.tile[3];
-        cell /= kShape.tile[3];
-        const int h = cell % kShape.tile[2];
-        cell /= kShape.tile[2];
-        const int d = cell % kShape.tile[1];
-        const int n = cell / kShape.tile[1];
-        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
-                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
-                      (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
-      }
-    }
-  }
-
-  // The first of this thread's two cells of a tile; the other is eight cells further.
-  __device__ __forceinline__ int column(int tile) const {
-    return first_column + tile * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-  }
-  __device__ __forceinline__ const float (&octet(int tile, int index) const)[4] {
-    return sum[tile][index / kUnitOctets][index % kUnitOctets];
-  }
-
-  using Fragments = unsigned[kCellTiles][4];
-
-  // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
-  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
-#pragma unroll
-    for (int i = 0; i < kCellTiles; ++i) {
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        const unsigned cell = stage + at[i][word % 2] + offset;
-        if constexpr (kShape.input_channels_last) {
-          out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
-        } else if constexpr (kShape.element_bytes == 4) {
-          out[i][word] = rounded(ptx::load_shared_32(cell + (step * 8 + word / 2 * 4) * kShape.channel_pitch()));
-        } else {
-          const unsigned pair = cell + (step * 16 + word / 2 * 8) * kShape.channel_pitch();
-          out[i][word] = ptx::load_shared_16(pair) | ptx::load_shared_16(pair + kShape.channel_pitch()) << 16;
-        }
-      }
-    }
-  }
-  static __device__ __forceinline__ unsigned rounded(unsigned word) {
-    return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
-  }
-
-  // The products of one item; `weights` is the descriptor of its stage's first row.
-  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item, unsigned tiles) {
-    const unsigned b = weights + item / kSteps % kShape.stage_backs * kShape.weight_back_pitch() +
-                       item % kSteps * 2 * kShape.weight_slab_pitch();
-    ptx::fence_warpgroup();
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
-#pragma unroll
-      for (int i = 0; i < kCellTiles; ++i) {
-        multiply(sum[i][tile], cells[i], 8ULL << 32 | (b + tile * kShape.row_unit));
-      }
-    }
-    ptx::commit_warpgroup();
-  }
-};
-
-#include "tile_store.cuh"
-
-// The way of a warpgroup that multiplies through chunks and stages.
-struct StreamReader {
-  const StreamBarriers& barriers;
-  unsigned input_ring;
-  unsigned weight_ring;
-  RingPlace<kShape.input_ring> input;
-  RingPlace<kShape.weight_ring> weight;
-  int released = 0;  // the slot of weights to give back next
-  int chunk = 0;
-
-  __device__ __forceinline__ unsigned input_stage() const {
-    return input_ring + input.slot * kShape.input_stage_bytes();
-  }
-  // Shared-memory descriptors count in 16 bytes: start, and the step between slabs of depth.
-  __device__ __forceinline__ unsigned weight_stage() const {
-    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
-  }
-
-  static __device__ __forceinline__ void give_back(unsigned barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
-  }
-
-  // One item: multiplies its fragments while those of the next one are loaded.
-  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
-                                       int item) {
-    const bool begins_stage = item % kStageItems == 0;
-    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
-    team.add(now, weight_stage(), item, kUnrolled ? kFixedBackRows[item / kSteps] : ~0u);
-    const bool ends_chunk = item + 1 == kItems;
-    if (kDrains && ends_chunk) {
-      ptx::wait_for_warpgroup<0>();
-    } else {
-      ptx::wait_for_warpgroup<1>();
-    }
-    // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) {
-      give_back(barriers.weight_empty(released));
-      released = released + 1 == kShape.weight_ring ? 0 : released + 1;
-    }
-    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
-    if (!ends_chunk) {
-      const int back = (item + 1) / kSteps;
-      team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
-      return;
-    }
-    if (++chunk == kShape.block_chunks()) return;
-    give_back(barriers.input_empty(input.slot));
-    input.advance();
-    begin(team, next);
-  }
-
-  // The first fragments of a chunk.
-  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
-    ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
-    team.load(first, input_stage(), kFixedBackCells[0], 0);
-  }
-};
-
-__device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
-  CellTeam::Fragments even;
-  CellTeam::Fragments odd;
-  reader.begin(team, even);
-#pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-    if constexpr (kUnrolled) {
-#pragma unroll
-      for (int item = 0; item + 1 < kItems; item += 2) {
-        reader.step(team, even, odd, item);
-        reader.step(team, odd, even, item + 1);
-      }
-    } else {
-#pragma unroll 1
-      for (int item = 0; item + 1 < kItems; item += 2) {
-        reader.step(team, even, odd, item);
-        reader.step(team, odd, even, item + 1);
-      }
-    }
-    if (kDrains) reader.step(team, even, even, kItems - 1);
-  }
-  ptx::wait_for_warpgroup<0>();
-}
-
-__global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
-    tconv_tile(const __grid_constant__ TileParams params) {
-  extern __shared__ __align__(128) unsigned char shared_memory[];
-  const unsigned input_ring = ptx::shared_address(shared_memory);
-  const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
-  const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
-  if (threadIdx.x == 0) barriers.init();
-  __syncthreads();
-
-  const BlockPlace place = block_place(params);
-  const BlockRows rows = block_rows(params, place.block_row);
-  const BlockCells cells = block_cells(params, place.cells);
-  const int loader = static_cast<int>(threadIdx.x) - kThreads;
-  if (loader >= 0) {
-    ptx::give_registers<kLoading>();
-    if (loader < kInputThreads) {
-      stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
-    } else if (loader == kInputThreads) {
-      stream_weights(params, place.block_row, place.rank, barriers, weight_ring);
-    }
-    return;
-  }
-  ptx::take_registers<kMultiplying>();
-  CellTeam team(params, cells);
-  StreamReader reader{barriers, input_ring, weight_ring};
-  multiply_stream(team, reader);
-  sync_storing();
-  store_block(params, rows, cells, team, place.rank, shared_memory);
-}
-"""
-FILES["tile_stream_load.cuh"] = r"""
-// The warps of a streaming block that only load: boxes of input as they lie in memory, by asynchronous copies some
-// chunks ahead, and stages of packed weights by the copy engine.
-
-#include "tile_element.cuh"
-#include "tile_place.cuh"
-
-constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
-
-// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
-struct StreamBarriers {
-  unsigned base;
-
-  __device__ __forceinline__ unsigned input_full(int slot) const { return base + slot * 8; }
-  __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
-  __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
-  __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
-
-  // By one thread. A warp that multiplies arrives once when it is done with a slot.
-  __device__ __forceinline__ void init() const {
-    constexpr int kWarps = kShape.multiplying_threads() / 32;
-#pragma unroll
-    for (int slot = 0; slot < kShape.input_ring; ++slot) {
-      ptx::init_barrier(input_full(slot), kInputThreads);
-      ptx::init_barrier(input_empty(slot), kWarps);
-    }
-#pragma unroll
-    for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), 1);
-      ptx::init_barrier(weight_empty(slot), kWarps);
-    }
-    ptx::publish_barriers();
-  }
-};
-
-// A place in a ring, and which time around.
-template <int kSlots>
-struct RingPlace {
-  int slot = 0;
-  int parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot < kSlots) return;
-    slot = 0;
-    parity ^= 1;
-  }
-};
-
-// The first element of the box along an axis. It may lie outside the tensor.
-__device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
-  return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
-                         : cells.first[1 + axis] - kShape.halo(axis);
-}
-// How many elements the first copy of a row begins before the box.
-__device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
-  if (kShape.lead >= 0) return kShape.lead;
-  return box_begin(params, cells, 2) & (kShape.granule - 1);
-}
-// Where copies begin along an axis.
-__device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
-  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
-}
-
-// The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
-// all channels at once, a place for each 16 bytes of them). Threads that are left over when few places are shared out
-// take other channels.
-struct InputCopies {
-  static constexpr int kPieceBytes = kShape.granule * kShape.element_bytes;
-  static constexpr int kPlaces = kShape.copy_places();
-  static constexpr int kPieces = kPlaces / kShape.box_rows();  // of a row
-  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_channels();
-  static constexpr int kAtOnce = kPlaces >= kInputThreads              ? 1
-                                 : kInputThreads / kPlaces < kChannels ? kInputThreads / kPlaces
-                                                                       : kChannels;
-  static constexpr int kPerThread = (kPlaces + kInputThreads - 1) / kInputThreads;
-  static constexpr int kTurns = (kChannels + kAtOnce - 1) / kAtOnce;
-  static constexpr unsigned kOutside = ~0u;
-
-  unsigned source[kPerThread];  // in bytes from the box's first element
-  unsigned target[kPerThread];
-  int first_channel;
-
-  __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
-    first_channel = thread / kPlaces;
-    if (kAtOnce == 1) first_channel = 0;
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const int place = kAtOnce > 1 ? thread % kPlaces : thread + i * kInputThreads;
-      const int piece = place % kPieces;
-      int row = place / kPieces;
-      const int slab = kShape.input_channels_last ? piece % kShape.slabs : 0;
-      const int w = kShape.input_channels_last ? piece / kShape.slabs : piece * kShape.granule;
-      target[i] = kShape.input_channels_last ? (row * kShape.box(2) + w) * kShape.cell_pitch() + slab * 16
-                                             : (row * kShape.row_pitch() + kShape.row_place(w)) * kShape.element_bytes;
-      const int h = row % kShape.box(1);
-      row /= kShape.box(1);
-      const int d = row % kShape.box(0);
-      const int n = row / kShape.box(0);
-      const auto inside = [&](int axis, int index) {
-        return static_cast<unsigned>(copy_begin(params, cells, axis) + index) <
-               static_cast<unsigned>(params.input_size[axis]);
-      };
-      const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
-                          inside(0, d) && inside(1, h) && inside(2, w);
-      // Inside a chunk's box, distances are 32-bit: the planner sees to that.
-      const long long position = n * params.input_strides[0] + d * params.input_strides[2] +
-                                 h * params.input_strides[3] + w * params.input_strides[4] +
-                                 (slab * kShape.vector() + first_channel) * params.input_strides[1];
-      source[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
-      target[i] += first_channel * kShape.channel_pitch();
-    }
-  }
-
-  // `base`: the box's first element in the chunk's first channel.
-  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
-                                       int thread) const {
-    if (kAtOnce > 1 && first_channel >= kAtOnce) return;
-    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
-    // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
-    const char* from = reinterpret_cast<const char*>(base);
-#pragma unroll(kPerThread <= 2 ? 4 : 1)
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int channel =
-          kShape.input_channels_last ? thread % kShape.slabs * kShape.vector() : first_channel + turn * kAtOnce;
-      if (kChannels % kAtOnce != 0 && channel >= kChannels) break;
-#pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-        if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
-        const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
-        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
-      }
-      stage += kAtOnce * kShape.channel_pitch();
-      from += kAtOnce * channel_bytes;
-    }
-  }
-};
-
-__device__ __forceinline__ void stream_input(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                             int rank, const StreamBarriers& barriers, unsigned ring, int thread) {
-  const InputCopies copies(params, cells, thread);
-  int channel = rank * kShape.block_chunks() * kShape.chunk_channels();
-  const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
-  const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
-                        (static_cast<long long>(rows.group) * kShape.channels + channel) * params.input_strides[1];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
-  RingPlace<kShape.input_ring> place;
-#pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-    if (chunk >= kShape.input_ring) ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
-    copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
-    ptx::arrive_after_copies(barriers.input_full(place.slot));
-    place.advance();
-    channel += kShape.chunk_channels();
-    base += kShape.chunk_channels() * params.input_strides[1];
-  }
-}
-
-// One thread asks for all weights.
-__device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
-                                               const StreamBarriers& barriers, unsigned ring) {
-  constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
-  const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
-                       rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
-  ptx::wait_for_previous_kernel();
-  RingPlace<kShape.weight_ring> place;
-  int step = 0;
-#pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-#pragma unroll 1
-    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
-      const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
-      if (step >= kShape.weight_ring) ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
-      ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
-      ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
-      source += bytes;
-      place.advance();
-      ++step;
-    }
-  }
-}
-"""
 FILES["tile_warp.cuh"] = r"""
 // A team of one warp: mma.sync on sm_80 and later, fragments by ldmatrix.
 
@@ -5684,6 +5790,98 @@ struct TeamTile {
       small = 0;
     }
   }
+};
+"""
+FILES["tile_warpgroup.cuh"] = r"""
+// A team of four warps: wgmma on sm_90a. Both operands are read from shared memory by descriptors without swizzle:
+// eight rows of 16 bytes lie together, the next eight follow at 128 bytes, the next 16 bytes of depth one slab further.
+// The config defines multiply(), the instruction for kShape.columns(), since its operand list depends on it.
+
+#include "tile_load.cuh"
+
+constexpr int kRowTiles = kShape.row_tiles;
+constexpr int kColumnTiles = kShape.column_tiles;
+constexpr int kSteps = kShape.slabs / 2;
+
+// Shared-memory matrix descriptors, in units of 16 bytes: the start and the step between slabs of depth in the low
+// word, the step between groups of eight rows (always 8) in the high one. Moving the start is adding to the low word.
+// In a cluster, addresses carry the block's rank in their high bits, which don't belong here.
+__device__ __forceinline__ unsigned descriptor(unsigned address, unsigned slab_pitch) {
+  return (address >> 4 & 0x3fff) | slab_pitch << 16;
+}
+__device__ __forceinline__ unsigned long long whole(unsigned low) { return 8ULL << 32 | low; }
+
+struct TeamTile {
+  float sum[kRowTiles][kColumnTiles][4] = {};
+  int first_row;
+  int first_column;
+  int depth_team;
+
+  unsigned long long block_backs;
+
+  __device__ __forceinline__ explicit TeamTile(const BlockRows& rows) : block_backs(backs_of(rows)) {
+    // Taken from one lane, so that the compiler knows it for uniform: wgmma in code that could diverge is serialised.
+    int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    const int row_team = team % kShape.row_teams;
+    team /= kShape.row_teams;
+    first_column = team % kShape.column_teams * kColumnTiles * 8;
+    depth_team = team / kShape.column_teams;
+    first_row = row_team * kRowTiles * 64;
+  }
+
+  // The first of the sixteen rows that this thread's warp holds of a tile.
+  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
+
+  // One instruction after the other: the tensor cores wait for whatever stands between. Where the products of a chunk
+  // are not too many, each stage is code of its own, with addresses and missing taps known to the compiler; a branch
+  // around each product would make the warps meet before each.
+  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
+    const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
+    const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
+    constexpr int kStages = kShape.stages_per_chunk();
+    if constexpr (kShape.all_backs() * kSteps * kRowTiles <= 256) {
+#pragma unroll
+      for (int known = 0; known < kStages; ++known) {
+        if (kStages > 1 && stage != known) continue;
+        ptx::fence_warpgroup();
+#pragma unroll
+        for (int back = 0; back < kShape.stage_backs; ++back) {
+          const int index = known * kShape.stage_backs + back;
+          if (index < kShape.all_backs()) add_back(a, b, back, index, kFixedBackCells[index], kFixedBackRows[index]);
+        }
+        ptx::commit_warpgroup();
+      }
+    } else {
+      const int first_back = stage * kShape.stage_backs;
+      const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
+      ptx::fence_warpgroup();
+#pragma unroll 4
+      for (int back = 0; back < backs; ++back) {
+        const int index = first_back + back;
+        add_back(a, b, back, index, kBackCells[index], kShape.all_taps ? ~0u : kBackRows[index]);
+      }
+      ptx::commit_warpgroup();
+    }
+  }
+
+  // The products at the distance `index` of a chunk, whose weights stand at `back` of the stage.
+  __device__ __forceinline__ void add_back(unsigned a, unsigned b, int back, int index, int cells, unsigned rows) {
+    if (kShape.skips_backs() && (block_backs >> index & 1) == 0) return;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        // Teams of different rows run the same code; only with one of them is a tile's number known here.
+        const int row_tile = kShape.row_teams == 1 ? tile : first_row / 64 + tile;
+        if (!kShape.all_taps && (rows >> row_tile & 1) == 0) continue;
+        multiply(sum[tile],
+                 whole(a + back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch() + tile * 64),
+                 whole(b + cells + step * 2 * kShape.slab_pitch()));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
 };
 """
 FILES["tile_weights.cuh"] = r"""

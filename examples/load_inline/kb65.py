@@ -32,16 +32,17 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
         blocks (2 per multiprocessor), 77 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 16x16, 65536
         blocks (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x128 pixels at a time, warpgroups 1x1x1 of
-        64x224 and 8 warps that load, vectors of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 109 KiB
+    grad_weight: reduce (64 in channels by 1x3x7 taps x 16 channels; 1x1x4x32 pixels at a time, warpgroups 1x1x3 of
+        64x112 and 4 warps that load, copies of 4 and 2, 33 parts, 132 blocks (1 per multiprocessor), 211 KiB
         shared) [Hopper, TF32]
-    grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x256 pixels at a time, warps 4x2x1 of
-        16x112, vectors of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 206 KiB shared) [Hopper, strict]
-    grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of
-        32x112, vectors of 4 and 2, 36 parts, 216 blocks (2 per multiprocessor), 34 KiB shared) [8.0 and later,
+    grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x128 pixels at a time, warps 4x2x1 of
+        16x112 and 4 warps that load, copies of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 208 KiB
+        shared) [Hopper, strict]
+    grad_weight: reduce (32 in channels by 1x3x7 taps x 16 channels; 1x1x2x32 pixels at a time, warps 1x1x3 of
+        32x112, vectors of 4 and 2, 27 parts, 216 blocks (2 per multiprocessor), 47 KiB shared) [8.0 and later,
         TF32]
-    grad_weight: reduce (64 in channels by 1x1x7 taps x 16 channels; 1x1x1x64 pixels at a time, warps 4x1x1 of
-        16x112, vectors of 4 and 2, 18 parts, 216 blocks (2 per multiprocessor), 47 KiB shared) [8.0 and later,
+    grad_weight: reduce (32 in channels by 1x1x7 taps x 32 channels; 1x1x1x64 pixels at a time, warps 2x2x1 of
+        16x112, vectors of 4 and 2, 18 parts, 216 blocks (2 per multiprocessor), 41 KiB shared) [8.0 and later,
         strict]
 """
 
@@ -856,23 +857,20 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_hopper_tf32"] = r"""
-// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x128 pixels at a time, warpgroups 1x1x1 of
-// 64x224 and 8 warps that load, vectors of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 109 KiB shared
+// grad_weight, reduce: 64 in channels by 1x3x7 taps x 16 channels; 1x1x4x32 pixels at a time, warpgroups 1x1x3 of
+// 64x112 and 4 warps that load, copies of 4 and 2, 33 parts, 132 blocks (1 per multiprocessor), 211 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, true, 1, 1, 32, 1, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 32}, 4, 2,
-    8, 4, 1024, 8, 0, 136, 2, 1, true, false};
-__constant__ int kProductCells[] = {0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, };
-__device__ __forceinline__ void multiply(float (&d)[28][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n224k8.f32.tf32.tf32 {%0, %1, "
+    false, false, {1, 3, 7}, {false, false, false}, true, 1, 1, 16, 1, 7, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 8}, 4, 4,
+    0, 8, 4, 8, 4, 4, 2, 2, 0, 88, 2, 1, true, false};
+__constant__ int kProductCells[] = {0, 32, 64, 96, 256, 288, 320, 352, 512, 544, 576, 608, 768, 800, 832, 864, };
+__device__ __forceinline__ void multiply(float (&d)[14][4], unsigned long long a, unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n112k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
     "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, "
-    "%91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
-    "%111}, %112, %113, p, 1, 1; }"
+    "%47, %48, %49, %50, %51, %52, %53, %54, %55}, %56, %57, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
@@ -880,15 +878,7 @@ __device__ __forceinline__ void multiply(float (&d)[28][4], unsigned long long a
     "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
     "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
     "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]), "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]),
-    "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]),
-    "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]), "+f"(d[24][0]), "+f"(d[24][1]),
-    "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]),
-    "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3])
+    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3])
  : "l"(a), "l"(b));
 }
 #include "reduce_sm90.cuh"
@@ -899,8 +889,9 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, true, 1, 1, 32, 1, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 32}, 4, 2,
-    8, 4, 1024, 8, 0, 136, 2, 1, true, false};
+    false, false, {1, 3, 7}, {false, false, false}, true, 1, 1, 16, 1, 7, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 8}, 4, 4,
+    0, 8, 4, 8, 4, 4, 2, 2, 0, 88, 2, 1, true, false};
+constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -922,13 +913,13 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 514, 518},  // column_size
         {0, 0, 0},  // pad
         1,  // row_blocks
-        2,  // column_blocks
-        {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 4},  // tiles
-        22,  // parts
+        4,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 128, 16},  // tiles
+        33,  // parts
     };
     const dim3 grid(132, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 384, 112512,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 512, 216608,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -947,12 +938,12 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 514, 518},  // column_size
         {0, 0, 0},  // pad
         1,  // row_blocks
-        2,  // column_blocks
-        {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 4},  // tiles
-        22,  // parts
+        4,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 128, 16},  // tiles
+        33,  // parts
     };
-    const dim3 grid(2688, 1, 1);
+    const dim3 grid(384, 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -1165,16 +1156,15 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_hopper_strict"] = r"""
-// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x256 pixels at a time, warps 4x2x1 of 16x112,
-// vectors of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 206 KiB shared
+// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x128 pixels at a time, warps 4x2x1 of 16x112
+// and 4 warps that load, copies of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 208 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, false, 1, 4, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 64}, 4, 2,
-    8, 4, 8, 0, 0, 0, 2, 1, true, false};
-__constant__ int kProductCells[] = {0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448, 480, 512,
-    544, 576, 608, 640, 672, 704, 736, 768, 800, 832, 864, 896, 928, 960, 992, };
+    false, false, {1, 1, 7}, {false, false, false}, false, 1, 4, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 32}, 4, 4,
+    0, 8, 4, 8, 4, 4, 2, 2, 0, 88, 2, 1, true, false};
+__constant__ int kProductCells[] = {0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448, 480, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_1_kernel
@@ -1183,8 +1173,9 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, false, 1, 4, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 64}, 4, 2,
-    8, 4, 8, 0, 0, 0, 2, 1, true, false};
+    false, false, {1, 1, 7}, {false, false, false}, false, 1, 4, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 32}, 4, 4,
+    0, 8, 4, 8, 4, 4, 2, 2, 0, 88, 2, 1, true, false};
+constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -1208,11 +1199,11 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // row_blocks
         2,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 2},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 4},  // tiles
         22,  // parts
     };
     const dim3 grid(132, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 256, 211072,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 384, 213024,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1233,10 +1224,10 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // row_blocks
         2,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 2},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 4},  // tiles
         22,  // parts
     };
-    const dim3 grid(2688, 1, 1);
+    const dim3 grid(192, 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -1449,15 +1440,15 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_ampere_tf32"] = r"""
-// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of 32x112,
-// vectors of 4 and 2, 36 parts, 216 blocks (2 per multiprocessor), 34 KiB shared
+// grad_weight, reduce: 32 in channels by 1x3x7 taps x 16 channels; 1x1x2x32 pixels at a time, warps 1x1x3 of 32x112,
+// vectors of 4 and 2, 27 parts, 216 blocks (2 per multiprocessor), 47 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, false, 2, 2, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 2,
-    2, 4, 8, 0, 0, 0, 2, 2, true, false};
-__constant__ int kProductCells[] = {0, 32, 64, 96, };
+    false, false, {1, 3, 7}, {false, false, false}, false, 2, 1, 16, 1, 7, 3, 1, {1, 1, 1, 4}, {1, 1, 2, 8}, 4, 2,
+    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+__constant__ int kProductCells[] = {0, 32, 64, 96, 224, 256, 288, 320, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_1_kernel
@@ -1466,8 +1457,9 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, false, 2, 2, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 2,
-    2, 4, 8, 0, 0, 0, 2, 2, true, false};
+    false, false, {1, 3, 7}, {false, false, false}, false, 2, 1, 16, 1, 7, 3, 1, {1, 1, 1, 4}, {1, 1, 2, 8}, 4, 2,
+    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -1488,14 +1480,14 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 512, 512},  // row_size
         {1, 514, 518},  // column_size
         {0, 0, 0},  // pad
-        1,  // row_blocks
-        2,  // column_blocks
-        {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 16},  // tiles
-        36,  // parts
+        2,  // row_blocks
+        4,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 256, 16},  // tiles
+        27,  // parts
     };
     const dim3 grid(216, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 128, 35456,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 48768,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1513,13 +1505,13 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 512, 512},  // row_size
         {1, 514, 518},  // column_size
         {0, 0, 0},  // pad
-        1,  // row_blocks
-        2,  // column_blocks
-        {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 16},  // tiles
-        36,  // parts
+        2,  // row_blocks
+        4,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 256, 16},  // tiles
+        27,  // parts
     };
-    const dim3 grid(2688, 1, 1);
+    const dim3 grid(192, 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -1527,7 +1519,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
   return 0;
 }
 
-long long grad_weight_workspace(const Layer&) { return 12386304; }
+long long grad_weight_workspace(const Layer&) { return 9289728; }
 """
 PIECES["forward_ampere_strict"] = r"""
 // forward, tile: 1 phases x 16 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 16x16, 68640 blocks (2
@@ -1732,14 +1724,14 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_ampere_strict"] = r"""
-// grad_weight, reduce: 64 in channels by 1x1x7 taps x 16 channels; 1x1x1x64 pixels at a time, warps 4x1x1 of 16x112,
-// vectors of 4 and 2, 18 parts, 216 blocks (2 per multiprocessor), 47 KiB shared
+// grad_weight, reduce: 32 in channels by 1x1x7 taps x 32 channels; 1x1x1x64 pixels at a time, warps 2x2x1 of 16x112,
+// vectors of 4 and 2, 18 parts, 216 blocks (2 per multiprocessor), 41 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, false, 1, 4, 16, 1, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 2,
-    4, 4, 8, 0, 0, 0, 2, 2, true, false};
+    false, false, {1, 1, 7}, {false, false, false}, false, 1, 2, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 2,
+    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
 __constant__ int kProductCells[] = {0, 32, 64, 96, 128, 160, 192, 224, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1749,8 +1741,9 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, false, 1, 4, 16, 1, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 2,
-    4, 4, 8, 0, 0, 0, 2, 2, true, false};
+    false, false, {1, 1, 7}, {false, false, false}, false, 1, 2, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 2,
+    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -1771,14 +1764,14 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 512, 512},  // row_size
         {1, 514, 518},  // column_size
         {0, 0, 0},  // pad
-        1,  // row_blocks
-        4,  // column_blocks
+        2,  // row_blocks
+        2,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 8},  // tiles
         18,  // parts
     };
     const dim3 grid(216, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 128, 48256,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 128, 42080,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1796,13 +1789,13 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 512, 512},  // row_size
         {1, 514, 518},  // column_size
         {0, 0, 0},  // pad
-        1,  // row_blocks
-        4,  // column_blocks
+        2,  // row_blocks
+        2,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 8},  // tiles
         18,  // parts
     };
-    const dim3 grid(2688, 1, 1);
+    const dim3 grid(192, 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -2772,6 +2765,25 @@ __device__ __forceinline__ Cell load_16(const void* global) {
   return cell;
 }
 
+// Neighbouring bytes as words, two alone in the low half of one.
+template <int kBytes>
+__device__ __forceinline__ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  if constexpr (kBytes == 2) {
+    unsigned short value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(shared) : "memory");
+    out[0] = value;
+  } else if constexpr (kBytes == 4) {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out[0]) : "r"(shared) : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "r"(shared) : "memory");
+  } else {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(cell.word[0]), "r"(cell.word[1]),
                "r"(cell.word[2]), "r"(cell.word[3])
@@ -2883,6 +2895,17 @@ __device__ __forceinline__ unsigned round_to_tf32(float value) {
   return bits;
 }
 
+// The same by one instruction where there is one, which rounds ties to even.
+__device__ __forceinline__ unsigned nearest_tf32(float value) {
+#if __CUDA_ARCH__ >= 900
+  unsigned bits;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+#else
+  return round_to_tf32(value);
+#endif
+}
+
 __device__ __forceinline__ unsigned short round_to_f16(float value) {
   unsigned short bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -2935,7 +2958,7 @@ FILES["reduce_block.cuh"] = r"""
 // The life of a block, whatever its teams multiply with: load a stage, multiply it while the next one is on its way,
 // and at the end write the sums.
 
-#include "reduce_load.cuh"
+#include "reduce_stage.cuh"
 
 // The sums of a thread in one row, as fragments hold them: pairs of neighbours.
 __device__ __forceinline__ void store_row(const TeamTile& team, int tile, int half, float* row) {
@@ -2966,32 +2989,48 @@ __device__ __forceinline__ void store_parts(const ReduceParams& params, const Re
   }
 }
 
-// Writes the staged rows: those of every warp's tile, in the order of the weight.
+// Writes the staged rows: those of every warp's tile, in the order of the weight. A thread has the same weights of some
+// rows.
 __device__ __forceinline__ void store_staged(const ReduceParams& params, const ReduceBlock& block, int tile, int half,
                                              const float* staged) {
   constexpr int kTaps = kShape.all_taps();
   constexpr int kColumns = kShape.loaded_columns();
+  constexpr int kSums = kColumns * kTaps;
+  constexpr int kRowsAtOnce = kSums < kThreads ? kThreads / kSums : 1;
+  constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
   const long long (&stride)[6] = params.weight_strides;
   Element* const weight = static_cast<Element*>(params.weight) + block.group * stride[0];
+  const int first_slot = kRowsAtOnce > 1 ? threadIdx.x / kSums : 0;
+  if (first_slot >= kRowsAtOnce) return;
 #pragma unroll 1
-  for (int index = threadIdx.x; index < kShape.staged_rows() * kColumns * kTaps; index += kThreads) {
-    const int at = index % (kColumns * kTaps);
-    const int slot = index / (kColumns * kTaps);  // [team][warp of it][row]
+  for (int at = threadIdx.x - first_slot * kSums; at < kSums; at += kThreads) {
     const int column = kShape.columns_first ? at % kColumns : at / kTaps;
     const int tap = kShape.columns_first ? at / kColumns : at % kTaps;
     const int w = tap % kShape.taps[2];
     const int h = tap / kShape.taps[2] % kShape.taps[1];
     const int d = tap / kShape.taps[2] / kShape.taps[1];
-    constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
-    const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
-                    slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
-    if (row < kShape.rows && block.first_column + column < kShape.columns &&
-        block.first_tap[0] + d < kShape.kernel[0] && block.first_tap[1] + h < kShape.kernel[1] &&
-        block.first_tap[2] + w < kShape.kernel[2]) {
-      weight[row * stride[1] + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
-             (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5]] =
-          to_storage(staged[slot * kShape.staged_pitch() + kShape.sum_of(column, d, h, w)], Element());
+    if (block.first_column + column >= kShape.columns || block.first_tap[0] + d >= kShape.kernel[0] ||
+        block.first_tap[1] + h >= kShape.kernel[1] || block.first_tap[2] + w >= kShape.kernel[2]) {
+      continue;
     }
+    Element* const target = weight + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
+                            (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5];
+    const float* const source = staged + kShape.sum_of(column, d, h, w);
+#pragma unroll 4
+    for (int slot = first_slot; slot < kShape.staged_rows(); slot += kRowsAtOnce) {  // [team][warp of it][row]
+      const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
+                      slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
+      if (row < kShape.rows) target[row * stride[1]] = to_storage(source[slot * kShape.staged_pitch()], Element());
+    }
+  }
+}
+
+// All warps stop here, wherever they come from.
+__device__ __forceinline__ void meet() {
+  if constexpr (kShape.loader_warps > 0) {
+    ptx::sync_first_threads<kThreads>();
+  } else {
+    __syncthreads();
   }
 }
 
@@ -3004,9 +3043,9 @@ __device__ __forceinline__ void store_result(const ReduceParams& params, const R
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       stage(tile, half);
-      __syncthreads();
+      meet();
       store_staged(params, block, tile, half, staged);
-      __syncthreads();
+      meet();
     }
   }
 }
@@ -3069,118 +3108,199 @@ __device__ __forceinline__ void load_and_multiply(const ReduceParams& params, co
   }
 }
 
-// The same with divided labour: in each turn some warps multiply a stage while the others load the next one. A stage
-// waits in the registers of those until its place in shared memory is free, so that loads are always under way.
-__device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
-                                            Loader& loader) {
-  StageOrigin origin(params, stages.begin);
-  loader.rows.keep_offsets();
-  loader.columns.keep_offsets();
-  loader.prepare(params, block, origin);
+// Stages in a ring, for divided labour: some warps load them, the others multiply. Each stage has a barrier that says
+// that it is loaded, and one that says that all teams are done with it.
+struct Ring {
+  static constexpr int kStageBytes = kShape.stage_cells() * 16;
+
+  unsigned stages;
+  unsigned barriers;
+  int slot = 0;
+  int lap = 0;  // modulo 2
+
+  __device__ __forceinline__ Ring(unsigned shared) : stages(shared), barriers(shared + kShape.table_cell() * 16) {}
+
+  __device__ __forceinline__ unsigned stage() const { return stages + slot * kStageBytes; }
+  __device__ __forceinline__ unsigned loaded() const { return barriers + slot * 16; }
+  __device__ __forceinline__ unsigned done() const { return loaded() + 8; }
+  __device__ __forceinline__ void advance() {
+    if (++slot == kShape.stages) {
+      slot = 0;
+      lap ^= 1;
+    }
+  }
+
+  // By one thread, before the others use the ring.
+  __device__ __forceinline__ void init() {
 #pragma unroll 1
-  for (int index = stages.begin - 1; index <= stages.end; ++index) {
-    if (index >= stages.begin && index < stages.end) {
-      loader.rows.store(stages.at(index), 0);
-      loader.columns.store(stages.at(index), 0);
-      publish_stage();
+    for (int i = 0; i < kShape.stages; ++i) {
+      ptx::init_barrier(barriers + i * 16, kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
     }
-    if (index + 1 < stages.end) {
-      loader.rows.fetch(params, 0);
-      loader.columns.fetch(params, 0);
-      origin.advance(params);
-      loader.prepare(params, block, origin);
-    }
-    if (index >= stages.begin) __syncthreads();
+    ptx::publish_barriers();
+  }
+};
+
+// Copies are under way while the stage before them is arranged.
+__device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                            Ring ring, const LineLoader& loader) {
+  constexpr int kAhead = kShape.raw_stages - 1;
+  StageOrigin origin(params, stages.begin);
+  int copied = stages.begin;
+  int raw_in = 0;
+  int raw_out = 0;
+  const auto copy_next = [&] {
+    if (copied < stages.end) loader.copy(params, block, origin, raw_in);
+    ptx::commit_copies();
+    origin.advance(params);
+    ++copied;
+    raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
+  };
+#pragma unroll 1
+  for (int i = 0; i < ptx::opaque(kAhead); ++i) copy_next();
+#pragma unroll 1
+  for (int index = stages.begin; index < stages.end; ++index) {
+    ptx::wait_for_copies<kAhead - 1>();
+    __syncwarp();
+    copy_next();
+    ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+    loader.arrange(raw_out, ring.stage());
+    publish_stage();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+    raw_out = raw_out + 1 == kShape.raw_stages ? 0 : raw_out + 1;
+    ring.advance();
   }
 }
 
-__device__ __forceinline__ void multiply_stages(const Stages& stages, TeamTile& team) {
+// The products of a stage are under way while the next one's are started.
+__device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring, TeamTile& team) {
+  unsigned former = 0;
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
-    __syncthreads();
-    team.multiply_stage(stages.at(index), 0, kShape.products());
-    team.end_stage();
+    ptx::wait_barrier(ring.loaded(), ring.lap);
+    team.multiply_stage(ring.stage(), 0, kShape.products());
+    team.end_former_stage();
+    if (index > stages.begin && threadIdx.x % 32 == 0) ptx::arrive(former);
+    former = ring.done();
+    ring.advance();
   }
-  __syncthreads();
+  team.end_stage();
 }
 
 __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     tconv_reduce(const __grid_constant__ ReduceParams params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const ReduceBlock block(params, blockIdx.x);
-  const Stages stages(params, block, ptx::shared_address(shared_memory));
+  const unsigned shared = ptx::shared_address(shared_memory);
+  const Stages stages(params, block, shared);
   float* const staged = reinterpret_cast<float*>(shared_memory);
-  Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
-  __syncthreads();
   if constexpr (kShape.loader_warps == 0) {
+    Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
+    __syncthreads();
     TeamTile team(column_lead(params, block));
     load_and_multiply(params, block, stages, loader, team);
     store_sums(params, block, team, staged);
-  } else if (__shfl_sync(~0u, threadIdx.x / 32, 0) >= kFirstLoader) {
-    if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-    load_stages(params, block, stages, loader);
-    if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
   } else {
-    if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
-    TeamTile team(column_lead(params, block));
-    multiply_stages(stages, team);
-    store_sums(params, block, team, staged);
+    Ring ring(shared);
+    if (threadIdx.x == 0) ring.init();
+    __syncthreads();
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (warp >= kShape.team_warps()) {
+      if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+      const LineLoader loader(params, block, warp - kShape.team_warps(), shared + kShape.raw_cell() * 16);
+      load_stages(params, block, stages, ring, loader);
+      meet();
+      if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
+    } else {
+      if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
+      TeamTile team(column_lead(params, block));
+      multiply_stages(stages, ring, team);
+      meet();
+      store_sums(params, block, team, staged);
+    }
   }
 }
 """
 FILES["reduce_finish.cuh"] = r"""
 // The second kernel of grad_weight on tensor cores: adds up the parts of each weight, always in the same order. The
-// config before this file defines Element and kShape.
+// config before this file defines Element, kShape and kPieces: threads that share the parts of a weight.
 #include "reduce_params.cuh"
 #include "tile_element.cuh"
 
-__global__ void __launch_bounds__(kFinishLanes* kFinishPieces)
-    tconv_reduce_finish(const __grid_constant__ ReduceParams params) {
-  __shared__ float pieces[kFinishPieces][kFinishLanes];
-  const int lane = threadIdx.x % kFinishLanes;
-  const int piece = threadIdx.x / kFinishLanes;
+constexpr int kLanes = kFinishThreads / kPieces;
+constexpr int kWidth = kShape.kernel[2];
+constexpr int kTogether = kWidth <= 8 ? kWidth : 4;  // neighbouring taps of a thread
 
-  // Neighbouring lanes take neighbouring columns, as the parts lie.
-  const long long index = static_cast<long long>(blockIdx.x) * kFinishLanes + lane;
-  long long rest = index;
+__global__ void __launch_bounds__(kFinishThreads)
+    tconv_reduce_finish(const __grid_constant__ ReduceParams params) {
+  __shared__ float pieces[kPieces > 1 ? kPieces : 1][kTogether][kLanes];
+  const int lane = threadIdx.x % kLanes;
+  const int piece = threadIdx.x / kLanes;
+
+  // Neighbouring lanes take neighbouring columns, as the parts lie; a thread takes taps that are neighbours in the
+  // weight.
+  constexpr int kWidths = (kWidth + kTogether - 1) / kTogether;
+  long long rest = static_cast<long long>(blockIdx.x) * kLanes + lane;
   const int column = static_cast<int>(rest % kShape.columns);
   rest /= kShape.columns;
-  int tap[3];
-#pragma unroll
-  for (int axis = 2; axis >= 0; --axis) {
-    tap[axis] = static_cast<int>(rest % kShape.kernel[axis]);
-    rest /= kShape.kernel[axis];
-  }
+  const int first = static_cast<int>(rest % kWidths) * kTogether;
+  rest /= kWidths;
+  const int h = static_cast<int>(rest % kShape.kernel[1]);
+  rest /= kShape.kernel[1];
+  const int d = static_cast<int>(rest % kShape.kernel[0]);
+  rest /= kShape.kernel[0];
   const int row = static_cast<int>(rest % kShape.rows);
   const int group = static_cast<int>(rest / kShape.rows);
   const bool exists = group < params.groups;
 
   int tile =
       (group * params.row_blocks + row / kShape.block_rows()) * params.column_blocks + column / kShape.block_columns();
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) tile = tile * params.tap_blocks[axis] + tap[axis] / kShape.taps[axis];
+  tile = (tile * params.tap_blocks[0] + d / kShape.taps[0]) * params.tap_blocks[1] + h / kShape.taps[1];
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
-  const float* const sums =
-      params.sums +
-      (static_cast<long long>(tile) * kShape.block_rows() + row % kShape.block_rows()) * kShape.block_sums() +
-      kShape.sum_of(column % kShape.block_columns(), tap[0] % kShape.taps[0], tap[1] % kShape.taps[1],
-                    tap[2] % kShape.taps[2]);
 
-  float total = 0;
-  const int begin = params.parts * piece / kFinishPieces;
-  const int end = params.parts * (piece + 1) / kFinishPieces;
+  float total[kTogether] = {};
   if (exists) {
-#pragma unroll 8
-    for (int part = begin; part < end; ++part) total += sums[part * part_sums];
-  }
-  pieces[piece][lane] = total;
-  __syncthreads();
-  if (piece > 0 || !exists) return;
+    int at[kTogether];  // among the sums of a part, from the first tap's tile
 #pragma unroll
-  for (int other = 1; other < kFinishPieces; ++other) total += pieces[other][lane];
+    for (int i = 0; i < kTogether; ++i) {
+      const int w = min(first + i, kWidth - 1);
+      at[i] =
+          w / kShape.taps[2] * kShape.block_rows() * kShape.block_sums() +
+          kShape.sum_of(column % kShape.block_columns(), d % kShape.taps[0], h % kShape.taps[1], w % kShape.taps[2]);
+    }
+    const float* sums = params.sums + (static_cast<long long>(tile) * params.tap_blocks[2] * kShape.block_rows() +
+                                       row % kShape.block_rows()) *
+                                          kShape.block_sums();
+    const int begin = params.parts * piece / kPieces;
+    const int end = params.parts * (piece + 1) / kPieces;
+    sums += begin * part_sums;
+#pragma unroll 2
+    for (int part = begin; part < end; ++part) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) total[i] += sums[at[i]];
+      sums += part_sums;
+    }
+  }
+  if constexpr (kPieces > 1) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) pieces[piece][i][lane] = total[i];
+    __syncthreads();
+    if (piece > 0) return;
+#pragma unroll
+    for (int other = 1; other < kPieces; ++other) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) total[i] += pieces[other][i][lane];
+    }
+  }
+  if (!exists) return;
   const long long (&stride)[6] = params.weight_strides;
-  static_cast<Element*>(params.weight)[group * stride[0] + row * stride[1] + column * stride[2] + tap[0] * stride[3] +
-                                       tap[1] * stride[4] + tap[2] * stride[5]] = to_storage(total, Element());
+  Element* const weight = static_cast<Element*>(params.weight) + group * stride[0] + row * stride[1] +
+                          column * stride[2] + d * stride[3] + h * stride[4];
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i) {
+    if (first + i < kWidth) weight[(first + i) * stride[5]] = to_storage(total[i], Element());
+  }
 }
 """
 FILES["reduce_load.cuh"] = r"""
@@ -3190,7 +3310,6 @@ FILES["reduce_load.cuh"] = r"""
 #include "tile_element.cuh"
 
 constexpr int kThreads = kShape.threads();
-constexpr int kFirstLoader = kShape.loader_warps > 0 ? kShape.team_warps() : 0;
 constexpr int kVector = kShape.vector();
 
 // What a block computes, and which part of the pixels it adds up.
@@ -3221,9 +3340,19 @@ struct ReduceBlock {
 
 // Elements between the start of a vector and the first that a block's taps read along the width.
 __device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
-  if (kShape.columns_channels_last || kShape.column_vector == 1) return 0;
+  constexpr int kUnit = kShape.column_unit();
+  if (kUnit == 1) return 0;
   const int first = block.first_tap[2] * kShape.tap_step[2] - params.pad[2];
-  return (first % kShape.column_vector + kShape.column_vector) % kShape.column_vector;
+  return (first % kUnit + kUnit) % kUnit;
+}
+
+template <bool kOfRows>
+__device__ __forceinline__ const long long (&side_strides(const ReduceParams& params))[5] {
+  if constexpr (kOfRows) {
+    return params.row_strides;
+  } else {
+    return params.column_strides;
+  }
 }
 
 // The pixels of a stage: the first sample and the first pixel along each axis.
@@ -3252,6 +3381,49 @@ struct StageOrigin {
   static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }
 };
 
+// The first element of a stage in one of the tensors, inside of it or not, along samples and axes.
+template <bool kOfRows>
+struct StageStart {
+  int begin[4];
+
+  StageStart() = default;
+  __device__ __forceinline__ StageStart(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int lead) {
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      const int axis = dimension - 1;
+      begin[dimension] = origin.first[dimension];
+      if (!kOfRows && dimension > 0) {
+        begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
+                           params.pad[axis] - (axis == 2 ? lead : 0);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ int limit(const ReduceParams& params, int dimension) {
+    if (dimension == 0) return params.batch;
+    return kOfRows ? params.row_size[dimension - 1] : params.column_size[dimension - 1];
+  }
+};
+
+// The pixels of one channel, out of vectors of neighbours, one vector for each part of the cell.
+template <int kWords>
+__device__ __forceinline__ Cell cell_of(const unsigned* words, int at) {
+  Cell cell;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    if constexpr (kShape.element_bytes == 4) {
+      const unsigned bits = words[word * kWords + at];
+      cell.word[word] = kRoundsToTf32 ? ptx::nearest_tf32(__uint_as_float(bits)) : bits;
+    } else {
+      const unsigned low = words[2 * word * kWords + at / 2];
+      const unsigned high = words[(2 * word + 1) * kWords + at / 2];
+      cell.word[word] = at % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
+    }
+  }
+  return cell;
+}
+
 // Where the cells of a unit lie: from the stage's first element in bytes, and along samples and axes.
 struct alignas(16) UnitPlace {
   unsigned offset;
@@ -3273,7 +3445,6 @@ struct Side {
   static constexpr int kChunks = kOfRows ? kShape.row_chunks() : kShape.column_chunks();
   static constexpr int kBatch = kOfRows ? kShape.row_batch() : kShape.column_batch();
   static constexpr int kWords = kShape.vector_words(kLength);
-  static constexpr bool kKept = kShape.loader_warps > 0;
   static constexpr unsigned kNothing = ~0u;
 
   const Element* base;  // sample 0, the block's first channel
@@ -3284,36 +3455,20 @@ struct Side {
 
   // The stage that is loaded next: its first element, inside the tensor or not, and whether all of it is inside.
   const Element* start;
-  int begin[4];
+  StageStart<kOfRows> at_start;
   bool inside;
 
-  unsigned offset[kKept ? kBatch : 1];  // of the thread's vectors from there, where it has the same ones in each stage
   unsigned words[kBatch * kVector * kWords];  // on their way
 
-  static __device__ __forceinline__ const long long (&strides(const ReduceParams& params))[5] {
-    if constexpr (kOfRows) {
-      return params.row_strides;
-    } else {
-      return params.column_strides;
-    }
-  }
-  // From one part of a cell to the next, along samples or an axis.
-  static constexpr int part_step(int dimension) {
-    return kShape.tile[dimension] * (kOfRows || dimension == 0 ? 1 : kShape.step[dimension - 1]);
-  }
-  static constexpr int part_of(int v, int dimension) {
-    for (int inner = 3; inner > dimension; --inner) v /= kShape.split[inner];
-    return v % kShape.split[dimension];
-  }
   // The pixels of a cell, a bit each, that belong to a part.
   static constexpr unsigned bits_of(int dimension, int part) {
     unsigned bits = 0;
-    for (int v = 0; v < kVector; ++v) bits |= part_of(v, dimension) == part ? 1u << v : 0u;
+    for (int v = 0; v < kVector; ++v) bits |= kShape.part_of(v, dimension) == part ? 1u << v : 0u;
     return bits;
   }
 
   __device__ __forceinline__ Side(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int first_channel = kOfRows ? block.first_row : block.first_column;
     const int all = kOfRows ? kShape.rows : kShape.columns;
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
@@ -3347,7 +3502,7 @@ struct Side {
     return (chunk / kUnitGroups * kOthers + threadIdx.x % kOthers) * kChannelsStep;
   }
   static __device__ __forceinline__ int chunk_of(int batch, int item) {
-    return (batch * kBatch + item) * kShape.loading_warps() + threadIdx.x / 32 - kFirstLoader;
+    return (batch * kBatch + item) * kShape.team_warps() + threadIdx.x / 32;
   }
 
   // How far a vector lies from the stage's first element, in bytes.
@@ -3358,36 +3513,21 @@ struct Side {
     return exists ? places[min(unit, kUnits - 1)].offset + channel * channel_bytes : kNothing;
   }
 
-  // Once the table of places is written.
-  __device__ __forceinline__ void keep_offsets() {
-#pragma unroll
-    for (int item = 0; item < kBatch; ++item) offset[item] = offset_of(chunk_of(0, item));
-  }
-
   __device__ __forceinline__ void prepare(const ReduceParams& params, const ReduceBlock& block,
                                           const StageOrigin& origin) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    at_start = StageStart<kOfRows>(params, block, origin, lead);
     start = base;
     inside = true;
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
-      const int axis = dimension - 1;
-      begin[dimension] = origin.first[dimension];
-      if (!kOfRows && dimension > 0) {
-        begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
-                           params.pad[axis] - (axis == 2 ? lead : 0);
-      }
-      start += begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
-      const int last_unit =
-          kOfRows || dimension == 0 ? kShape.tile[dimension] - 1 : kShape.reach(axis, kShape.extent(axis) - 1);
-      const int end = begin[dimension] + (kShape.split[dimension] - 1) * part_step(dimension) + last_unit;
-      inside = inside && begin[dimension] >= 0 && end < limit(params, dimension);
+      const int begin = at_start.begin[dimension];
+      start += begin * stride[dimension == 0 ? 0 : 1 + dimension];
+      const int last_unit = kOfRows || dimension == 0 ? kShape.tile[dimension] - 1
+                                                      : kShape.reach(dimension - 1, kShape.extent(dimension - 1) - 1);
+      const int end = begin + (kShape.split[dimension] - 1) * kShape.part_step(kOfRows, dimension) + last_unit;
+      inside = inside && begin >= 0 && end < at_start.limit(params, dimension);
     }
-  }
-
-  static __device__ __forceinline__ int limit(const ReduceParams& params, int dimension) {
-    if (dimension == 0) return params.batch;
-    return kOfRows ? params.row_size[dimension - 1] : params.column_size[dimension - 1];
   }
 
   // The pixels of a vector's cells that exist, a bit each.
@@ -3398,8 +3538,9 @@ struct Side {
     for (int dimension = 0; dimension < 4; ++dimension) {
 #pragma unroll
       for (int part = 0; part < kShape.split[dimension]; ++part) {
-        const int position = begin[dimension] + place.at[dimension] + part * part_step(dimension);
-        if (static_cast<unsigned>(position) >= static_cast<unsigned>(limit(params, dimension))) {
+        const int position =
+            at_start.begin[dimension] + place.at[dimension] + part * kShape.part_step(kOfRows, dimension);
+        if (static_cast<unsigned>(position) >= static_cast<unsigned>(at_start.limit(params, dimension))) {
           mask &= ~bits_of(dimension, part);
         }
       }
@@ -3409,12 +3550,12 @@ struct Side {
 
   // Loads the pixels of one batch of the thread's vectors.
   __device__ __forceinline__ void fetch(const ReduceParams& params, int batch) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
     unsigned offsets[kBatch];
     unsigned masks[kBatch];
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
-      offsets[item] = kKept ? offset[kKept ? item : 0] : offset_of(chunk_of(batch, item));
+      offsets[item] = offset_of(chunk_of(batch, item));
       masks[item] = offsets[item] != kNothing ? ~0u : 0u;
     }
     if (!inside) {
@@ -3427,7 +3568,8 @@ struct Side {
       const Element* part = start;
 #pragma unroll
       for (int dimension = 0; dimension < 4; ++dimension) {
-        part += part_of(v, dimension) * part_step(dimension) * stride[dimension == 0 ? 0 : 1 + dimension];
+        part += kShape.part_of(v, dimension) * kShape.part_step(kOfRows, dimension) *
+                stride[dimension == 0 ? 0 : 1 + dimension];
       }
       parts[v] = reinterpret_cast<const char*>(part);
     }
@@ -3443,23 +3585,6 @@ struct Side {
     }
   }
 
-  // The pixels of one channel, out of the vectors' neighbours.
-  __device__ __forceinline__ Cell cell_of(int item, int at) const {
-    Cell cell;
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      if constexpr (kShape.element_bytes == 4) {
-        const unsigned bits = words[(item * kVector + word) * kWords + at];
-        cell.word[word] = kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(bits)) : bits;
-      } else {
-        const unsigned low = words[(item * kVector + 2 * word) * kWords + at / 2];
-        const unsigned high = words[(item * kVector + 2 * word + 1) * kWords + at / 2];
-        cell.word[word] = at % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
-      }
-    }
-    return cell;
-  }
-
   __device__ __forceinline__ void store(unsigned stage, int batch) const {
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
@@ -3472,7 +3597,8 @@ struct Side {
                                      unit * kShape.team_columns + channel % kShape.team_columns;
       constexpr int kNext = kChannelsLast ? 1 : kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll
-      for (int at = 0; at < kLength; ++at) ptx::store_16(stage + (cell + at * kNext) * 16, cell_of(item, at));
+      for (int at = 0; at < kLength; ++at)
+        ptx::store_16(stage + (cell + at * kNext) * 16, cell_of<kWords>(words + item * kVector * kWords, at));
     }
   }
 };
@@ -3525,6 +3651,14 @@ FILES["reduce_params.cuh"] = r"""
 
 #include "tile_params.cuh"
 
+// The lines of a stage that warps copy as they lie: how many along samples, depth and height, and their elements.
+struct RawLines {
+  int count[3];
+  int length;
+  int pitch;
+  constexpr int lines() const { return count[0] * count[1] * count[2]; }
+};
+
 struct ReduceShape {
   TileMath math;
   int element_bytes;
@@ -3558,14 +3692,18 @@ struct ReduceShape {
   // these come last. Lanes of a warp take neighbouring places along the units, the others along the channels.
   int row_vector;
   int column_vector;
+  int most_lead;  // elements of a vector in front of the first that a tap reads, at most
   int row_lanes;
   int column_lanes;
-  int most_cells;      // cells that a thread loads at once
-  int loader_warps;    // warps that load and do nothing else; 0: all warps do both
+  int most_cells;    // cells that a thread loads at once
+  int loader_warps;  // warps that load and do nothing else; 0: all warps do both
+  int row_copy;      // elements that such a warp copies at once, along the width
+  int column_copy;
+  int raw_stages;      // of its copies
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
-  int stages;  // 2: the next tile is loaded while one is multiplied
+  int stages;  // tiles of pixels in shared memory: one is multiplied, the others are loaded
   int blocks_per_multiprocessor;
   bool partial;        // the sums of a block are parts, added up by the second kernel
   bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
@@ -3576,7 +3714,6 @@ struct ReduceShape {
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int teams() const { return row_teams * column_teams * run_teams; }
   constexpr int team_warps() const { return team_threads() * teams() / 32; }
-  constexpr int loading_warps() const { return loader_warps > 0 ? loader_warps : team_warps(); }
   constexpr int threads() const { return 32 * (team_warps() + loader_warps); }
   constexpr int block_rows() const { return tile_rows() * row_tiles * row_teams; }
   constexpr int block_columns() const { return team_columns * column_teams; }
@@ -3601,8 +3738,12 @@ struct ReduceShape {
   // Places from one row to the next, and so on: vectors along the width start at multiples of their length, wherever
   // the first element of a block lies.
   constexpr int extent(int axis) const {
-    if (axis < 2 || columns_channels_last || column_vector == 1) return places(axis);
-    return (places(axis) + 2 * column_vector - 2) / column_vector * column_vector;
+    if (axis < 2 || columns_channels_last) return places(axis);
+    return (places(axis) + most_lead + column_vector - 1) / column_vector * column_vector;
+  }
+  // What is loaded along the width starts at multiples of this many elements.
+  constexpr int column_unit() const {
+    return columns_channels_last ? 1 : loader_warps > 0 ? column_copy : column_vector;
   }
   // How far a place lies from the tile's first element, in elements (of those that any tap can read).
   constexpr int reach(int axis, int place) const {
@@ -3623,13 +3764,80 @@ struct ReduceShape {
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
   constexpr int spare_cells() const { return run * team_columns + 16; }
-  // Stages, then the places of the units.
+  // Stages; then the places of the units, or two barriers for each stage and the lines of the warps that load.
   constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
-  constexpr int pipeline_bytes() const { return 16 * (table_cell() + row_units() + column_units()); }
+  constexpr int raw_cell() const { return table_cell() + stages; }
+  constexpr int pipeline_bytes() const {
+    if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
+    return 16 * raw_cell() + raw_stages * raw_stage_bytes();
+  }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
+
+  // From one part of a cell to the next, along samples or an axis, in elements; and which part of it a pixel is.
+  constexpr int part_step(bool of_rows, int dimension) const {
+    return tile[dimension] * (of_rows || dimension == 0 ? 1 : step[dimension - 1]);
+  }
+  constexpr int part_of(int v, int dimension) const {
+    for (int inner = 3; inner > dimension; --inner) v /= split[inner];
+    return v % split[dimension];
+  }
+
+  // Lines along samples, depth and height, and elements of a line: parts that overlap share theirs; where places lie
+  // apart, only theirs are there.
+  constexpr bool line_gaps(bool of_rows, int dimension) const {
+    return !of_rows && dimension > 0 && apart[dimension - 1];
+  }
+  constexpr int line_places(bool of_rows, int dimension) const {
+    return of_rows || dimension == 0 ? tile[dimension] : extent(dimension - 1);
+  }
+  constexpr int raw_line(bool of_rows, int dimension, int part, int place) const {
+    const int parts = line_gaps(of_rows, dimension) ? line_places(of_rows, dimension) : part_step(of_rows, dimension);
+    return part * parts + place;
+  }
+  // How far a line lies from the first, in elements.
+  constexpr int raw_position(bool of_rows, int dimension, int line) const {
+    if (!line_gaps(of_rows, dimension)) return line;
+    const int places = line_places(of_rows, dimension);
+    return line / places * part_step(of_rows, dimension) + reach(dimension - 1, line % places);
+  }
+  constexpr RawLines raw_lines(bool of_rows) const {
+    RawLines lines{};
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      lines.count[dimension] =
+          raw_line(of_rows, dimension, split[dimension] - 1, line_places(of_rows, dimension) - 1) + 1;
+    }
+    lines.length = raw_line(of_rows, 3, split[3] - 1, line_places(of_rows, 3) - 1) + 1;
+    lines.pitch = channels_last(of_rows) ? lines.length : (lines.length + vector() - 1) / vector() * vector();
+    return lines;
+  }
+  constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  // A warp that loads has channels of its own.
+  constexpr int warp_channels(bool of_rows) const {
+    const int channels = of_rows ? loaded_rows() : loaded_columns();
+    const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
+    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
+  }
+  // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
+  // apart, those of neighbouring lanes start on different banks.
+  constexpr int raw_channel_bytes(bool of_rows) const {
+    if (channels_last(of_rows)) return element_bytes;
+    const RawLines lines = raw_lines(of_rows);
+    return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
+  }
+  constexpr int raw_element_bytes(bool of_rows) const {
+    return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
+  }
+  constexpr int raw_side_bytes(bool of_rows) const {
+    if (!channels_last(of_rows)) return warp_channels(of_rows) * raw_channel_bytes(of_rows);
+    const RawLines lines = raw_lines(of_rows);
+    return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
+  }
+  constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
+  constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
 
   // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const {
@@ -3644,11 +3852,10 @@ struct ReduceShape {
   constexpr int row_batch() const { return batch_of(row_chunks(), row_vector); }
   constexpr int column_batch() const { return batch_of(column_chunks(), column_vector); }
   constexpr int vector_words(int vector) const { return vector * element_bytes < 4 ? 1 : vector * element_bytes / 4; }
-  // Words on their way into a thread: a batch of one tensor, or of both where warps do nothing but load.
+  // Words of a batch on their way into a thread.
   constexpr int batch_words() const {
     const int of_rows = vector() * row_batch() * vector_words(row_vector);
     const int of_columns = vector() * column_batch() * vector_words(column_vector);
-    if (loader_warps > 0) return of_rows + of_columns;
     return of_rows > of_columns ? of_rows : of_columns;
   }
 
@@ -3674,12 +3881,12 @@ struct ReduceShape {
     return ((along + lanes - 1) / lanes) * ((across + others - 1) / others);
   }
   constexpr int batches_of(int chunks, int vector) const {
-    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int items = (chunks + team_warps() - 1) / team_warps();
     const int most = most_cells > vector ? most_cells / vector : 1;
     return (items + most - 1) / most;
   }
   constexpr int batch_of(int chunks, int vector) const {
-    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int items = (chunks + team_warps() - 1) / team_warps();
     return (items + batches_of(chunks, vector) - 1) / batches_of(chunks, vector);
   }
 };
@@ -3710,9 +3917,8 @@ constexpr int reduce_tiles(const ReduceParams& params) {
          params.tap_blocks[2];
 }
 
-// The second kernel: 32 weights and 8 pieces of their parts in a block.
-constexpr int kFinishLanes = 32;
-constexpr int kFinishPieces = 8;
+// Threads of a block of the second kernel.
+constexpr int kFinishThreads = 256;
 """
 FILES["reduce_sm90.cuh"] = r"""
 // grad_weight on tensor cores by warpgroups (sm_90a). The config before this file defines Element, kShape and
@@ -3720,6 +3926,288 @@ FILES["reduce_sm90.cuh"] = r"""
 #include "reduce_warpgroup.cuh"
 
 #include "reduce_block.cuh"
+"""
+FILES["reduce_stage.cuh"] = r"""
+// For warps that do nothing but load: the lines of a stage are copied into shared memory as they lie, without passing
+// registers, and some time later arranged as cells. A warp has channels of its own, and nobody else reads its copies.
+
+#include "reduce_load.cuh"
+
+constexpr int power_above(int count) {
+  int power = 1;
+  while (power < count && power < 32) power *= 2;
+  return power;
+}
+
+struct LineTable {
+  int at[8];
+};
+// From an element of a channel's lines to the same place of each part.
+constexpr LineTable line_parts(bool of_rows) {
+  const RawLines lines = kShape.raw_lines(of_rows);
+  LineTable parts{};
+  for (int v = 0; v < kVector; ++v) {
+    int line = 0;
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      line = line * lines.count[dimension] + kShape.raw_line(of_rows, dimension, kShape.part_of(v, dimension), 0);
+    }
+    parts.at[v] = line * lines.pitch + kShape.raw_line(of_rows, 3, kShape.part_of(v, 3), 0);
+  }
+  return parts;
+}
+// How far the last element of a stage lies from its first, along samples and axes.
+constexpr LineTable last_positions(bool of_rows, int length) {
+  const RawLines lines = kShape.raw_lines(of_rows);
+  LineTable last{};
+  for (int dimension = 0; dimension < 3; ++dimension) {
+    last.at[dimension] = kShape.raw_position(of_rows, dimension, lines.count[dimension] - 1);
+  }
+  last.at[3] = kShape.raw_position(of_rows, 3, length - 1);
+  return last;
+}
+
+// One of the two tensors, as one warp loads it. A line is a run of neighbours along the width. A copy is a piece of a
+// line of one channel or, where channels come last, some channels of one element; copies are numbered line after line.
+template <bool kOfRows>
+struct LineSide {
+  static constexpr bool kChannelsLast = kShape.channels_last(kOfRows);
+  static constexpr RawLines kLines = kShape.raw_lines(kOfRows);
+  static constexpr int kCount1 = kLines.count[1];
+  static constexpr int kCount2 = kLines.count[2];
+  static constexpr int kBytes = kShape.element_bytes;
+  static constexpr int kCopy = kOfRows ? kShape.row_copy : kShape.column_copy;  // elements
+  static constexpr int kWarpChannels = kShape.warp_channels(kOfRows);
+  static constexpr int kChannelBytes = kShape.raw_channel_bytes(kOfRows);
+  static constexpr int kElementBytes = kShape.raw_element_bytes(kOfRows);
+  // Copies along a line; lanes that copy different channels, and channels between them.
+  static constexpr int kAlong = kChannelsLast ? 1 : kCopy;
+  static constexpr int kLineCopies = (kLines.length + kAlong - 1) / kAlong;
+  static constexpr int kCopies = kLines.lines() * kLineCopies;
+  static constexpr int kWarpCopies = (kWarpChannels + kCopy - 1) / kCopy;
+  static constexpr int kChannelLanes = kChannelsLast   ? (kWarpCopies < 32 ? kWarpCopies : 32)
+                                       : kCopies <= 16 ? 32 / kCopies
+                                                       : 1;
+  static constexpr int kChannelStep = kChannelsLast ? kCopy : 1;
+  static constexpr int kCopyLanes = kChannelsLast ? 32 / kChannelLanes : kCopies <= 16 ? kCopies : 32;
+  static constexpr int kRounds = (kCopies + kCopyLanes - 1) / kCopyLanes;
+  static constexpr int kTogether = kChannelLanes * kChannelStep;  // channels that are copied at once
+
+  static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
+  static constexpr int kOthers = power_above(kWarpChannels);  // lanes along the channels, at most 32
+  static constexpr int kLanes = 32 / kOthers;
+  static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;  // cells arranged at once
+  static constexpr int kWords = kShape.vector_words(kLength);
+  static constexpr int kGroups = (kOfRows ? kShape.row_units() : kShape.column_units()) / kLength;
+  static constexpr int kGroupRounds = (kGroups + kLanes - 1) / kLanes;
+
+  static constexpr LineTable kParts = line_parts(kOfRows);
+  static constexpr LineTable kLast = last_positions(kOfRows, kLineCopies* kAlong);
+
+  // Long loops are unrolled in part, which takes less time to compile.
+  static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
+  static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
+  static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
+  static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
+
+  const Element* base;                     // sample 0, the warp's first channel
+  int channels;                            // of the warp
+  int first_channel;                       // of the warp among the block's
+  unsigned offset[kKept > 0 ? kKept : 1];  // of the lane's copies from the stage's first element, in bytes
+  unsigned raw;                            // where the lane's first copy goes in the warp's first raw stage
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  // Which of the copies, and of which channels, the lane makes: neighbouring lanes copy neighbours in memory.
+  static __device__ __forceinline__ int copy_of(int round) {
+    const int of_lanes = kChannelsLast ? lane() / kChannelLanes : lane() % kCopyLanes;
+    return of_lanes < kCopyLanes ? round * kCopyLanes + of_lanes : kCopies;
+  }
+  static __device__ __forceinline__ int copied_channel() {
+    return (kChannelsLast ? lane() % kChannelLanes : lane() / kCopyLanes) * kChannelStep;
+  }
+
+  // The element at which a copy starts, along samples and axes.
+  struct Position {
+    int at[4];
+  };
+  static __device__ __forceinline__ Position position_of(int copy) {
+    Position position;
+    position.at[3] = line_position<3>(copy % kLineCopies * kAlong);
+    const int line = copy / kLineCopies;
+    position.at[2] = line_position<2>(line % kCount2);
+    position.at[1] = line_position<1>(line / kCount2 % kCount1);
+    position.at[0] = line / kCount2 / kCount1;
+    return position;
+  }
+  template <int kDimension>
+  static __device__ __forceinline__ int line_position(int line) {
+    if constexpr (kShape.line_gaps(kOfRows, kDimension)) {
+      constexpr int kPlaces = kShape.line_places(kOfRows, kDimension);
+      constexpr int kTaps = kShape.taps[kDimension - 1];
+      constexpr int kStep = kShape.step[kDimension - 1];
+      constexpr int kTapStep = kShape.tap_step[kDimension - 1];
+      const int place = line % kPlaces;
+      return line / kPlaces * kShape.part_step(kOfRows, kDimension) + place / kTaps * kStep + place % kTaps * kTapStep;
+    } else {
+      return line;
+    }
+  }
+
+  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned warp_raw)
+      : raw(warp_raw) {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const int block_first = kOfRows ? block.first_row : block.first_column;
+    const int all = kOfRows ? kShape.rows : kShape.columns;
+    first_channel = warp * kWarpChannels;
+    channels = min(kWarpChannels, min(kChannels, all - block_first) - first_channel);
+    base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
+           (static_cast<long long>(block.group) * all + block_first + first_channel) * stride[1];
+    if constexpr (kKept > 0) {
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) offset[round] = offset_of(params, round);
+    }
+  }
+
+  static __device__ __forceinline__ unsigned offset_of(const ReduceParams& params, int round) {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const Position position = position_of(copy_of(round));
+    long long elements = copied_channel() * stride[1];
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      elements += position.at[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+    }
+    return static_cast<unsigned>(elements * kBytes);
+  }
+
+  // Copies the stage that starts at `origin`; what lies outside the tensor becomes zeros.
+  __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                       unsigned stage_offset) const {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
+    const Element* first = base;
+    bool inside = true;
+    constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      first += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+      inside = inside && start.begin[dimension] >= 0 &&
+               start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
+    }
+#pragma unroll kKept> 0 ? kKept : 1
+    for (int round = 0; round < kRounds; ++round) {
+      const int number = copy_of(round);
+      if (number >= kCopies || copied_channel() >= kTogether) continue;
+      bool wanted = true;
+      if (!inside) {
+        const Position position = position_of(number);
+#pragma unroll
+        for (int dimension = 0; dimension < 4; ++dimension) {
+          const int at = start.begin[dimension] + position.at[dimension];
+          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
+        }
+      }
+      const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
+      const char* source = reinterpret_cast<const char*>(wanted ? first : base) + (wanted ? place : 0);
+      const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
+      const int line = number / kLineCopies;
+      unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
+                        (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
+      if (channels == kWarpChannels) {
+#pragma unroll kCopyUnroll
+        for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
+          if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
+            ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+          }
+          source += step;
+          target += kTogether * kChannelBytes;
+        }
+      } else {
+#pragma unroll 1
+        for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+          ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+          source += step;
+          target += kTogether * kChannelBytes;
+        }
+      }
+    }
+  }
+
+  // Where the first element of a group of cells stands in a channel's lines.
+  static __device__ __forceinline__ int group_at(int group) {
+    constexpr int kWidth = kShape.line_places(kOfRows, 3);
+    constexpr int kHeight = kShape.line_places(kOfRows, 2);
+    constexpr int kDepth = kShape.line_places(kOfRows, 1);
+    int unit = group * kLength;
+    const int w = unit % kWidth;
+    unit /= kWidth;
+    const int h = unit % kHeight;
+    unit /= kHeight;
+    const int line = (unit / kDepth * kCount1 + unit % kDepth) * kCount2 + h;
+    return line * kLines.pitch + w;
+  }
+
+  __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
+#pragma unroll 1
+    for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
+      const int channel = channel_round + lane() % kOthers;
+      if (channel >= channels) continue;
+      const unsigned lines = raw + stage_offset + channel * kChannelBytes;
+      const int of_block = first_channel + channel;
+      const int cell = kOfRows ? of_block
+                               : kShape.row_cells() + of_block / kShape.team_columns * kShape.team_cells() +
+                                     of_block % kShape.team_columns;
+      constexpr int kNext = kOfRows ? kShape.row_pitch() : kShape.team_columns;
+#pragma unroll kGroupUnroll
+      for (int round = 0; round < kGroupRounds; round += kGroupBatch) {
+        // Some groups at a time, so that one's reads are under way while another's are waited for.
+        unsigned words[kGroupBatch][kVector * kWords];
+#pragma unroll
+        for (int i = 0; i < kGroupBatch; ++i) {
+          const int group = (round + i) * kLanes + lane() / kOthers;
+          if (group >= kGroups) continue;
+          const unsigned first = lines + group_at(group) * kElementBytes;
+          constexpr LineTable kPlaces = kParts;
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) {
+            unsigned loaded[kWords];
+            ptx::load_shared<kLength * kBytes>(first + kPlaces.at[v] * kElementBytes, loaded);
+#pragma unroll
+            for (int word = 0; word < kWords; ++word) words[i][v * kWords + word] = loaded[word];
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kGroupBatch; ++i) {
+          const int group = (round + i) * kLanes + lane() / kOthers;
+          if (group >= kGroups) continue;
+          const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+#pragma unroll
+          for (int at = 0; at < kLength; ++at) {
+            ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
+          }
+        }
+      }
+    }
+  }
+};
+
+// Both tensors.
+struct LineLoader {
+  LineSide<true> rows;
+  LineSide<false> columns;
+
+  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned raw)
+      : rows(params, block, warp, raw + warp * kShape.raw_warp_bytes()),
+        columns(params, block, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+
+  __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                       int slot) const {
+    rows.copy(params, block, origin, slot * kShape.raw_stage_bytes());
+    columns.copy(params, block, origin, slot * kShape.raw_stage_bytes());
+  }
+  __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
+    rows.arrange(slot * kShape.raw_stage_bytes(), stage);
+    columns.arrange(slot * kShape.raw_stage_bytes(), stage);
+  }
+};
 """
 FILES["reduce_team.cuh"] = r"""
 // Where a team works in its block, whatever it multiplies with. The config defines kProductCells: the cells that each
@@ -3814,6 +4302,7 @@ struct TeamTile : TeamPlace {
   }
 
   __device__ __forceinline__ void end_stage() {}
+  __device__ __forceinline__ void end_former_stage() {}
 };
 """
 FILES["reduce_warpgroup.cuh"] = r"""
@@ -3861,6 +4350,8 @@ struct TeamTile : TeamPlace {
   }
 
   __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
+  // Of the stage before the one that was started last.
+  __device__ __forceinline__ void end_former_stage() { ptx::wait_for_warpgroup<1>(); }
 };
 """
 FILES["tensor_math.cuh"] = r"""

@@ -163,10 +163,11 @@ struct LineSide {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
     bool inside = true;
+    constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
       inside = inside && start.begin[dimension] >= 0 &&
-               start.begin[dimension] + kLast.at[dimension] < start.limit(params, dimension);
+               start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
 #pragma unroll kKept> 0 ? kKept : 1
     for (int round = 0; round < kRounds; ++round) {
@@ -245,10 +246,11 @@ struct LineSide {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
           const unsigned first = lines + group_at(group) * kElementBytes;
+          constexpr LineTable kPlaces = kParts;
 #pragma unroll
           for (int v = 0; v < kVector; ++v) {
             unsigned loaded[kWords];
-            ptx::load_shared<kLength * kBytes>(first + kParts.at[v] * kElementBytes, loaded);
+            ptx::load_shared<kLength * kBytes>(first + kPlaces.at[v] * kElementBytes, loaded);
 #pragma unroll
             for (int word = 0; word < kWords; ++word) words[i][v * kWords + word] = loaded[word];
           }
