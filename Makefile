@@ -26,8 +26,8 @@ test-kernels: build ## compile every GPU kernel that the planner chooses on the 
 	@TCONV_TEST_ALL_KERNELS=1 ctest --test-dir build/release --output-on-failure --parallel $(JOBS) --timeout 3600 \
 	  --no-tests=error --tests-regex "PlannedKernels|Emulated"
 
-bench: build ## verify and time the main layers; ARGS="..." is passed on (try ARGS=--help)
-	@PYTHONPATH=build/python $(VENV)/bin/python -m tconv bench $(ARGS)
+bench: build ## verify and time layers beside PyTorch, write build/bench.html; ARGS="..." is passed on (try ARGS=--help)
+	@PYTHONPATH=build/python $(VENV)/bin/python -m tconv bench --pytorch both --training --html build/bench.html $(ARGS)
 
 lint: setup ## check formats and lint C++ and Python
 	@scripts/lint.sh

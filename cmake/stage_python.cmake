@@ -8,7 +8,7 @@ foreach(file IN LISTS staged)
   endif()
 endforeach()
 file(COPY "${SOURCE}/python/tconv/" DESTINATION "${PACKAGE}"
-     FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
+     FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "export_parts/*" PATTERN "__pycache__" EXCLUDE)
 if(EXISTS "${SOURCE}/benchmarks/problems.json")
   file(COPY "${SOURCE}/benchmarks/problems.json" DESTINATION "${PACKAGE}")
 endif()

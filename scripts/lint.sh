@@ -8,7 +8,7 @@ bin=$PWD/${VENV:-.venv}/bin
 [[ ${VENV:-.venv} = /* ]] && bin=$VENV/bin
 jobs=${JOBS:-$(nproc)}
 
-cpp_files() { find include src torch tests examples -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' \) -print0; }
+cpp_files() { find include src torch tests examples python -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' \) -print0; }
 
 if [[ ${1:-} = --fix ]]; then
   cpp_files | xargs -0 "$bin/clang-format" -i

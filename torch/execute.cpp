@@ -10,14 +10,18 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "fresh.h"
 #include "tconv/plan.h"
+#include "tconv/tune.h"
 
 namespace tconv::front {
 namespace {
 
 std::atomic<const std::string*> g_forced{nullptr};
+std::atomic<std::int64_t> g_forced_changes{0};
+std::atomic<int> g_autotuning{0};
 
 DType dtype_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -89,60 +93,108 @@ void on_pytorch_threads(std::int64_t count, std::int64_t grain, const ParallelBo
   at::parallel_for(0, count, grain, body);
 }
 
-}  // namespace
-
-namespace {
-
 // The plan of a problem. A layer that is called again and again finds its plan among the last few of its thread,
 // without the lock of the plan cache.
 const Plan& plan_of(const Problem& problem, const Device& device) {
   struct Recent {
     std::string_view forced;
+    std::uint64_t generation = 0;
     std::shared_ptr<const Plan> plan;
   };
   constexpr std::size_t kRecent = 64;
   thread_local std::array<Recent, kRecent> recent;
   Recent& slot = recent[hash_of(problem) % kRecent];
   const std::string_view forced = forced_family();
-  const bool known = slot.plan != nullptr && slot.forced.data() == forced.data() && slot.plan->device == device &&
-                     slot.plan->problem == problem;
-  if (!known) slot = {forced, plan(problem, device, forced)};
+  const std::uint64_t generation = plan_generation();
+  const bool known = slot.plan != nullptr && slot.forced.data() == forced.data() && slot.generation == generation &&
+                     slot.plan->device == device && slot.plan->problem == problem;
+  if (!known) slot = {forced, generation, plan(problem, device, forced)};
   return *slot.plan;
 }
 
+// Kernels want memory at multiples of this; PyTorch aligns memory of a CPU to 64 bytes only.
+constexpr std::size_t kAlignment = 256;
+
+at::Tensor memory_for(const at::Tensor& like, std::size_t bytes) {
+  return fresh({static_cast<std::int64_t>(bytes + kAlignment)}, like.options().dtype(at::kByte),
+               at::MemoryFormat::Contiguous);
+}
+
+void* aligned(const at::Tensor& memory) {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.mutable_data_ptr());
+  return reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+// Everything about a run but the plan and its workspace.
+struct Call {
+  Problem problem;
+  Device device;
+  Buffers buffers;
+  Execution execution;
+};
+
+Call call_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
+  const at::Tensor& any = operands.output;
+  Call call{problem_of(geometry, direction, operands),
+            device_for(any),
+            {data_of(operands.input), data_of(operands.weight), data_of(operands.bias), data_of(operands.output)},
+            {}};
+  if (call.device.backend == Backend::cuda) {
+    const c10::impl::VirtualGuardImpl streams(c10::DeviceType::CUDA);
+    call.execution.stream = streams.getStream(any.device()).native_handle();
+  } else if (uses_pytorch_threads()) {
+    call.execution.parallel_for = on_pytorch_threads;
+  }
+  return call;
+}
+
+// Memory of PyTorch's for the length of a race; its allocator frees in stream order.
+class Scratch {
+ public:
+  explicit Scratch(const at::Tensor& like) : like_(like) {}
+
+  Allocate allocate() {
+    return [this](std::size_t bytes) { return aligned(kept_.emplace_back(memory_for(like_, bytes))); };
+  }
+
+ private:
+  const at::Tensor& like_;
+  std::vector<at::Tensor> kept_;
+};
+
 }  // namespace
 
-void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, at::Tensor* kept) {
+void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, Kept* kept) {
   const at::Tensor& any = operands.output;
   const c10::OptionalDeviceGuard guard(any.device());
-  const Problem problem = problem_of(geometry, direction, operands);
-  const Device device = device_for(any);
-  const Plan& chosen = plan_of(problem, device);
+  Call call = call_of(geometry, direction, operands);
+  const Plan* chosen = &plan_of(call.problem, call.device);
+  if (autotuning() && !chosen->tuned && call.device.backend == Backend::cuda && forced_family().empty()) {
+    Scratch scratch(any);
+    tune(call.problem, call.device, call.buffers, call.execution, scratch.allocate());
+    chosen = &plan_of(call.problem, call.device);
+  }
 
-  Buffers buffers{data_of(operands.input), data_of(operands.weight), data_of(operands.bias), data_of(operands.output)};
   at::Tensor own;  // freed in stream order by PyTorch's allocator
-  at::Tensor& workspace = kept != nullptr ? *kept : own;
-  buffers.weights_kept = workspace.defined();
-  if (chosen.workspace_bytes > 0) {
-    // CPU memory is aligned to 64 bytes only.
-    constexpr std::size_t kAlignment = 256;
-    const auto bytes = static_cast<std::int64_t>(chosen.workspace_bytes + kAlignment);
-    if (!workspace.defined()) {
-      workspace = fresh({bytes}, any.options().dtype(at::kByte), at::MemoryFormat::Contiguous);
-    }
-    TORCH_CHECK(workspace.numel() == bytes, "expected a kept workspace of ", bytes, " bytes, but got ",
+  at::Tensor& workspace = kept != nullptr ? kept->workspace : own;
+  // After the plan is in hand: see plan_generation.
+  if (workspace.defined() && kept->planning != planning()) workspace = at::Tensor();
+  call.buffers.weights_kept = workspace.defined();
+  if (chosen->workspace_bytes > 0) {
+    if (!workspace.defined()) workspace = memory_for(any, chosen->workspace_bytes);
+    TORCH_CHECK(static_cast<std::size_t>(workspace.numel()) == chosen->workspace_bytes + kAlignment,
+                "expected a kept workspace of ", chosen->workspace_bytes + kAlignment, " bytes, but got ",
                 workspace.numel());
-    const auto address = reinterpret_cast<std::uintptr_t>(workspace.mutable_data_ptr());
-    buffers.workspace = reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
+    call.buffers.workspace = aligned(workspace);
   }
-  Execution execution;
-  if (device.backend == Backend::cuda) {
-    const c10::impl::VirtualGuardImpl streams(c10::DeviceType::CUDA);
-    execution.stream = streams.getStream(any.device()).native_handle();
-  } else if (uses_pytorch_threads()) {
-    execution.parallel_for = on_pytorch_threads;
-  }
-  run(chosen, buffers, execution);
+  run(*chosen, call.buffers, call.execution);
+}
+
+Race race_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, int most_cuts) {
+  const c10::OptionalDeviceGuard guard(operands.output.device());
+  const Call call = call_of(geometry, direction, operands);
+  Scratch scratch(operands.output);
+  return race(call.problem, call.device, call.buffers, call.execution, scratch.allocate(), most_cuts);
 }
 
 bool uses_pytorch_threads() {
@@ -159,11 +211,22 @@ void force_family(std::string_view family) {
   static std::set<std::string, std::less<>> names;
   const std::lock_guard lock(mutex);
   g_forced = family.empty() ? nullptr : &*names.emplace(family).first;
+  ++g_forced_changes;
 }
 
 std::string_view forced_family() {
   const std::string* forced = g_forced;
   return forced == nullptr ? std::string_view() : std::string_view(*forced);
 }
+
+// Both parts only grow, so that the sum differs whenever one of them does.
+std::int64_t planning() { return static_cast<std::int64_t>(plan_generation()) + g_forced_changes; }
+
+bool autotuning() {
+  static const bool requested = autotune_requested();
+  return requested || g_autotuning.load(std::memory_order_relaxed) > 0;
+}
+
+void autotune(bool begin) { g_autotuning += begin ? 1 : -1; }
 
 }  // namespace tconv::front

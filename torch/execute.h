@@ -7,6 +7,7 @@
 
 #include "geometry.h"
 #include "tconv/problem.h"
+#include "tconv/tune.h"
 
 namespace tconv::front {
 
@@ -19,10 +20,19 @@ struct Operands {
   at::Tensor output;
 };
 
-// `kept` is a workspace that outlives the call: made here if it is undefined, and otherwise as an earlier call with the
-// same arguments left it.
+// A workspace that outlives the call, and the value of planning() before the call that made it.
+struct Kept {
+  at::Tensor workspace;
+  std::int64_t planning = 0;
+};
+
+// `kept` is a workspace as an earlier call with the same arguments left it, with the weights in it; it is made here
+// where it is undefined, or belongs to another plan.
 void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands,
-             at::Tensor* kept = nullptr);
+             Kept* kept = nullptr);
+
+// Times the ways to compute it against each other. The tensor that the direction names is overwritten.
+Race race_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, int most_cuts);
 
 // Whether work on a CPU is shared among PyTorch's threads. at::parallel_for lives in PyTorch's headers, and where this
 // is compiled without -fopenmp it is a plain loop: then the library's own threads work.
@@ -31,5 +41,13 @@ bool uses_pytorch_threads();
 // The family that every later plan must use; empty: no constraint. For the whole process, meant for tests.
 void force_family(std::string_view family);
 std::string_view forced_family();
+
+// A number that changes when a call may be planned in another way than before.
+std::int64_t planning();
+
+// Whether problems that are met for the first time are tuned: TCONV_AUTOTUNE=1, or somebody asked for it. For the whole
+// process, since gradients are computed on threads of PyTorch's own. Every begin has an end.
+bool autotuning();
+void autotune(bool begin);
 
 }  // namespace tconv::front

@@ -31,7 +31,7 @@ void check_device(const Tensor& input, const char* name, const Tensor& other) {
 }
 
 Tensor real_forward(const IntGeometry& g, const Tensor& input, const Tensor& weight, const Tensor& bias,
-                    at::MemoryFormat format, Tensor* kept = nullptr) {
+                    at::MemoryFormat format, Kept* kept = nullptr) {
   Tensor output = empty_like_type(input, g.output_shape(), format);
   if (output.numel() == 0) return output;
   execute(g, Direction::forward, {input, weight, bias.defined() ? bias.contiguous() : bias, output}, kept);
@@ -120,7 +120,7 @@ Gradients complex_backward(const IntGeometry& g, const Tensor& grad_output, cons
 
 Tensor forward(const Tensor& input_, const Tensor& weight_, const OptionalTensor& bias_, IntArrayRef stride,
                IntArrayRef padding, IntArrayRef output_padding, std::int64_t groups, IntArrayRef dilation,
-               Tensor* kept = nullptr) {
+               Kept* kept = nullptr) {
   const bool has_bias = bias_.has_value() && bias_->defined();
   check_types(input_, weight_);
   check_device(input_, "weight", weight_);
@@ -144,14 +144,14 @@ Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalT
 }
 
 // The workspace, with the weights in the order in which the kernels read them, comes back; given again with the same
-// arguments, it saves the work of ordering them.
+// arguments, it saves the work of ordering them. `planning` is what _planning() said before the workspace was made.
 std::tuple<Tensor, Tensor> conv_transpose_kept(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                                                IntArrayRef stride, IntArrayRef padding, IntArrayRef output_padding,
                                                std::int64_t groups, IntArrayRef dilation,
-                                               const OptionalTensor& workspace) {
-  Tensor kept = workspace.value_or(Tensor());
+                                               const OptionalTensor& workspace, std::int64_t planning) {
+  Kept kept{workspace.value_or(Tensor()), planning};
   Tensor output = forward(input, weight, bias, stride, padding, output_padding, groups, dilation, &kept);
-  return {output, kept.defined() ? kept : at::empty({0}, input.options().dtype(at::kByte))};
+  return {output, kept.workspace.defined() ? kept.workspace : at::empty({0}, input.options().dtype(at::kByte))};
 }
 
 Gradients conv_transpose_backward(const Tensor& grad_output_, const Tensor& input_, const Tensor& weight_,

@@ -10,23 +10,15 @@
 #include "tconv/error.h"
 #include "tconv/explain.h"
 #include "tconv/info.h"
+#include "tconv/launches.h"
 #include "tconv/plan.h"
 #include "tconv/problem.h"
+#include "words.h"
 
 namespace tconv::front {
 namespace {
 
 using at::IntArrayRef;
-
-template <typename Enum, std::size_t kCount>
-Enum parse(const char* what, const std::string& word, const std::array<std::pair<const char*, Enum>, kCount>& words) {
-  std::string known;
-  for (const auto& [name, value] : words) {
-    if (word == name) return value;
-    known += known.empty() ? name : std::string(", ") + name;
-  }
-  throw Error(std::string(what) + " must be one of " + known + ", got \"" + word + "\"");
-}
 
 DType parse_dtype(const std::string& word) {
   return parse<DType, 4>("dtype", word,
@@ -34,14 +26,6 @@ DType parse_dtype(const std::string& word) {
                            {name_of(DType::f32), DType::f32},
                            {name_of(DType::f16), DType::f16},
                            {name_of(DType::bf16), DType::bf16}}});
-}
-
-Direction parse_direction(const std::string& word) {
-  return parse<Direction, 4>("direction", word,
-                             {{{name_of(Direction::forward), Direction::forward},
-                               {name_of(Direction::grad_input), Direction::grad_input},
-                               {name_of(Direction::grad_weight), Direction::grad_weight},
-                               {name_of(Direction::grad_bias), Direction::grad_bias}}});
 }
 
 // "cpu", "cuda" or "cuda:1".
@@ -129,14 +113,55 @@ void prepare_question(Args... args) {
   plan(question.problem, question.device, forced_family())->kernel->prepare();
 }
 
+std::string hexadecimal(const std::string& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char byte : bytes) {
+    text += kDigits[static_cast<unsigned char>(byte) >> 4U];
+    text += kDigits[static_cast<unsigned char>(byte) & 15U];
+  }
+  return text;
+}
+
+// Family, description and workspace bytes, then for every launch: file, config, entry, "shared grid grid grid block
+// overlaps" and the parameters' bytes in hexadecimal, with blanks between them.
+template <typename... Args>
+std::vector<std::string> record_question(const std::string& gpu, const std::string& force, Args... args) {
+  const GpuModel model = parse<GpuModel, 2>("gpu", gpu, {{{"ampere", GpuModel::ampere}, {"hopper", GpuModel::hopper}}});
+  const LaunchRecord record = record_launches(question_of(args...).problem, model, force);
+  std::vector<std::string> texts = {record.family, record.description, std::to_string(record.workspace_bytes)};
+  for (const Launch& launch : record.launches) {
+    std::string numbers = std::to_string(launch.dynamic_shared_bytes);
+    for (const unsigned size : {launch.grid[0], launch.grid[1], launch.grid[2], launch.block})
+      numbers += " " + std::to_string(size);
+    numbers += launch.overlaps_previous ? " 1" : " 0";
+    std::string arguments;
+    for (const std::string& argument : launch.arguments)
+      arguments += (arguments.empty() ? "" : " ") + hexadecimal(argument);
+    for (const std::string& text : {launch.file, launch.config, launch.entry, numbers, arguments})
+      texts.push_back(text);
+  }
+  return texts;
+}
+
+std::vector<std::string> kernel_file_list() {
+  std::vector<std::string> texts;
+  for (const KernelFile& file : kernel_files()) {
+    texts.push_back(file.name);
+    texts.push_back(file.text);
+  }
+  return texts;
+}
+
 template <typename Result, typename... Args>
 struct Signature {
   using Function = Result(Args...);
 };
-template <typename Result>
-using QuestionFunction = typename Signature<Result, std::string, std::string, std::string, std::int64_t, std::int64_t,
-                                            std::int64_t, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,
-                                            IntArrayRef, IntArrayRef, std::int64_t, bool, bool, std::string>::Function;
+template <typename Result, typename... First>
+using QuestionFunction =
+    typename Signature<Result, First..., std::string, std::string, std::string, std::int64_t, std::int64_t,
+                       std::int64_t, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,
+                       std::int64_t, bool, bool, std::string>::Function;
 
 std::vector<std::int64_t> output_size(IntArrayRef input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                                       IntArrayRef output_padding, IntArrayRef dilation) {
@@ -171,20 +196,27 @@ TORCH_LIBRARY(tconv, m) {
       tags);
   m.def(
       "_conv_transpose_kept(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
-      "int[] output_padding, int groups, int[] dilation, Tensor? workspace) -> (Tensor, Tensor)");
+      "int[] output_padding, int groups, int[] dilation, Tensor? workspace, int planning) -> (Tensor, Tensor)");
+  m.def(
+      "_race(Tensor input, Tensor weight, Tensor? bias, Tensor? grad_output, int[] stride, int[] padding, "
+      "int[] output_padding, int groups, int[] dilation, str direction, int cuts) -> str");
   m.def("_number(int[] stride, int[] padding, int[] output_padding, int groups, int[] dilation) -> int");
   m.def("_conv_transpose_numbered(Tensor input, Tensor weight, Tensor? bias, int parameters) -> Tensor", tags);
 
   const std::string question =
-      "(str dtype, str device, str direction, int batch, int in_channels, int out_channels, int[] input, int[] kernel, "
+      "str dtype, str device, str direction, int batch, int in_channels, int out_channels, int[] input, int[] kernel, "
       "int[] stride, int[] padding, int[] output_padding, int[] dilation, int groups, bool bias, bool channels_last, "
       "str precision)";
   const QuestionFunction<std::string>* explain_function = &explain_question;
   const QuestionFunction<std::string>* summary_function = &plan_summary;
   const QuestionFunction<void>* prepare_function = &prepare_question;
-  m.def(("_explain" + question + " -> str").c_str(), explain_function);
-  m.def(("_plan_summary" + question + " -> str").c_str(), summary_function);
-  m.def(("_prepare" + question + " -> ()").c_str(), prepare_function);
+  const QuestionFunction<std::vector<std::string>, const std::string&, const std::string&>* record_function =
+      &record_question;
+  m.def(("_explain(" + question + " -> str").c_str(), explain_function);
+  m.def(("_plan_summary(" + question + " -> str").c_str(), summary_function);
+  m.def(("_prepare(" + question + " -> ()").c_str(), prepare_function);
+  m.def(("_record_launches(str gpu, str force, " + question + " -> str[]").c_str(), record_function);
+  m.def("_kernel_files() -> str[]", &kernel_file_list);
   m.def(
       "_output_size(int[] input, int[] kernel, int[] stride, int[] padding, int[] output_padding, int[] dilation) "
       "-> int[]",
@@ -195,6 +227,8 @@ TORCH_LIBRARY(tconv, m) {
         [](const std::string& device) { return families(parse_device(device).backend); });
   m.def("_force(str family) -> ()", [](const std::string& family) { force_family(family); });
   m.def("_forced() -> str", []() { return std::string(forced_family()); });
+  m.def("_planning() -> int", &planning);
+  m.def("_autotune(bool begin) -> ()", &autotune);
 }
 
 }  // namespace

@@ -71,6 +71,7 @@ struct Plan {
   std::string family;
   std::size_t workspace_bytes = 0;
   double expected_seconds = 0;  // 0: the family has no estimate
+  bool tuned = false;           // chosen because it was measured to be the fastest
   std::vector<Declined> declined;
   std::shared_ptr<const Kernel> kernel;
 };
@@ -79,6 +80,10 @@ struct Plan {
 // that may be chosen (Error if it declines), or with "family#2" the third of its cuts; empty means the value of
 // TCONV_FORCE, and with that unset the best one.
 std::shared_ptr<const Plan> plan(const Problem& problem, const Device& device = {}, std::string_view force = {});
+
+// A number that grows when a problem that was planned before may get another plan from now on (see tune.h). What was
+// kept of a plan's workspace belongs to the number that was read before the plan was asked for.
+std::uint64_t plan_generation();
 
 // Names of the families of a backend, in the order in which they are asked.
 std::vector<std::string> families(Backend backend);

@@ -2,6 +2,7 @@
 
 from . import _library, _vmap  # noqa: F401  (registers the operators)
 from .convert import convert
+from .exporter import export
 from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d
 from .modules import (
     ConvTranspose1d,
@@ -12,6 +13,7 @@ from .modules import (
     LazyConvTranspose3d,
 )
 from .prepare import prepare
+from .tuning import autotune
 
 __version__ = _library.version()
 
@@ -22,9 +24,11 @@ __all__ = [
     "LazyConvTranspose1d",
     "LazyConvTranspose2d",
     "LazyConvTranspose3d",
+    "autotune",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
     "convert",
+    "export",
     "prepare",
 ]

@@ -76,6 +76,7 @@ def kept_forward(
         return None
     batched = input if input.dim() == rank + 2 else input.unsqueeze(0)
     stream = torch.cuda.current_stream(input.device).cuda_stream if input.is_cuda else 0
+    planning = _library.planning()
     key = (
         batched.shape,
         batched.stride(),
@@ -87,10 +88,10 @@ def kept_forward(
         parameters,
         stream,
         torch.backends.cudnn.allow_tf32,
-        _library.ops._forced(),
+        planning,
     )
     workspace = copies.get(key)
-    output, made = _library.conv_transpose_kept(batched, weight, bias, *parameters, workspace)
+    output, made = _library.conv_transpose_kept(batched, weight, bias, *parameters, workspace, planning)
     if workspace is None:
         if len(copies) >= _MOST_SHAPES:
             copies.clear()

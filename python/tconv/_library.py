@@ -16,6 +16,7 @@ ops = torch.ops.tconv
 conv_transpose = ops.conv_transpose.default
 conv_transpose_backward = ops.conv_transpose_backward.default
 conv_transpose_kept = ops._conv_transpose_kept.default
+planning = ops._planning.default
 conv_transpose_numbered = ops._conv_transpose_numbered.default
 
 

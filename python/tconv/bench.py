@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional as F
 
 import tconv
+from tconv import explain
 from tconv import problems as problem_sets
 from tconv.bench_cpu import peak_extra_bytes
 from tconv.bench_limits import Limits, measure_limits, rate_name
@@ -26,8 +27,8 @@ from tconv.problems import Problem
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
-_OURS = {1: tconv.conv_transpose1d, 2: tconv.conv_transpose2d, 3: tconv.conv_transpose3d}
-_PYTORCH = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+OURS = {1: tconv.conv_transpose1d, 2: tconv.conv_transpose2d, 3: tconv.conv_transpose3d}
+PYTORCH = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @dataclass
@@ -42,11 +43,33 @@ class Options:
     channels_last: bool = False
     bias: bool = False
     backward: bool = False
-    pytorch: str = "default"
+    pytorch: str = "default"  # or "benchmark" (cudnn.benchmark on from the start), or "both", the second elsewhere
+    verify: bool = True
+    cuts: int = 16  # of one family, when every candidate is timed
+    suite_on_gpu: str | None = None  # in place of the main layers, where no problem is named
     threads: int | None = None
     full_size: bool = False
     batch: int | None = None
     seconds: float = 1.0
+
+
+@dataclass
+class Beside:
+    """The two sides in a process of another PyTorch setting."""
+
+    ours: Timing
+    pytorch: Timing
+
+    @property
+    def speedup(self) -> float:
+        return self.pytorch.median / self.ours.median
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ours_seconds": self.ours.as_dict(),
+            "pytorch_seconds": self.pytorch.as_dict(),
+            "speedup": self.speedup,
+        }
 
 
 @dataclass
@@ -60,6 +83,7 @@ class Result:
     checks: list[Check] = field(default_factory=list)
     ours: Timing | None = None
     pytorch: Timing | None = None
+    benchmark: Beside | None = None  # with cudnn.benchmark on, where both settings were asked for
     floor: float = 0.0
     floor_from: str = ""
     difference: float = math.nan
@@ -67,6 +91,7 @@ class Result:
     pytorch_extra_memory: int | None = None
     error: str = ""
     pytorch_error: str = ""
+    unverified: bool = False  # by wish: another process verifies the same kernels
 
     @property
     def scaled(self) -> bool:
@@ -80,11 +105,17 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return not self.error and bool(self.checks) and all(check.passed for check in self.checks)
+        verified = bool(self.checks) or self.unverified
+        return not self.error and verified and all(check.passed for check in self.checks)
 
     @property
     def speedup(self) -> float:
         return self.pytorch.median / self.ours.median if self.ours and self.pytorch else math.nan
+
+    @property
+    def speedup_over_better(self) -> float:
+        """Over PyTorch at the better of the settings that were measured."""
+        return min(self.speedup, self.benchmark.speedup) if self.benchmark else self.speedup
 
     @property
     def share(self) -> float:
@@ -113,6 +144,8 @@ class Result:
             "ours_seconds": self.ours.as_dict() if self.ours else None,
             "pytorch_seconds": self.pytorch.as_dict() if self.pytorch else None,
             "speedup": self.speedup,
+            "with_cudnn_benchmark": self.benchmark.as_dict() if self.benchmark else None,
+            "speedup_over_better": self.speedup_over_better,
             "floor_seconds": self.floor,
             "floor_from": self.floor_from,
             "share_of_floor": self.share,
@@ -168,8 +201,10 @@ class Bench:
 
     def __init__(self, options: Options) -> None:
         apply_settings(options)
-        self.options = options
         self.device = choose_device(options.device)
+        if not options.names and options.suite is None and self.device.type == "cuda":
+            options = replace(options, suite=options.suite_on_gpu)
+        self.options = options
         self.dtype = DTYPES[options.dtype]
         self.tf32 = self.device.type == "cuda" and self.dtype == torch.float32 and not options.strict
         self.problems = choose_problems(options)
@@ -183,15 +218,21 @@ class Bench:
         """Whether other programs wanted the processors when the run began."""
         return self.device.type == "cpu" and self.load > 0.5 * (os.cpu_count() or 1)
 
+    @property
+    def both_settings(self) -> bool:
+        """Whether PyTorch's other setting is measured too, in another process; it speaks of GPUs alone."""
+        return self.options.pytorch == "both" and self.device.type == "cuda"
+
     def measure_machine(self) -> Limits:
         self.limits = measure_limits(self.device, self.dtype)
         return self.limits
 
     def run(self, original: Problem) -> Result:
         """Verifies and times one problem; a failure is a result, not an exception."""
-        scale = self.device.type == "cpu" and not self.options.full_size
-        problem = original.scaled() if scale else original
-        result = Result(problem=problem, original=original, dtype=self.options.dtype)
+        problem = self.size_to_run(original)
+        result = Result(
+            problem=problem, original=original, dtype=self.options.dtype, unverified=not self.options.verify
+        )
         try:
             self._run(problem, result)
         except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -200,39 +241,50 @@ class Bench:
             torch.cuda.empty_cache()
         return result
 
+    def make_tensors(self, problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Fresh random input, weight and bias in the dtype and layout of the run."""
+        make: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "generator": self.generator}
+        x = problem.make_input(**make, channels_last=self.options.channels_last)
+        weight = problem.make_weight(**make, channels_last=self.options.channels_last)
+        return x, weight, problem.make_bias(**make) if self.options.bias else None
+
+    def size_to_run(self, original: Problem) -> Problem:
+        """The problem itself, or what is left of it on a CPU."""
+        scale = self.device.type == "cpu" and not self.options.full_size
+        return original.scaled() if scale else original
+
     def _run(self, problem: Problem, result: Result) -> None:
         options = self.options
-        make: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "generator": self.generator}
-        x = problem.make_input(**make, channels_last=options.channels_last)
-        weight = problem.make_weight(**make, channels_last=options.channels_last)
-        bias = problem.make_bias(**make) if options.bias else None
+        x, weight, bias = self.make_tensors(problem)
         arguments = problem.arguments()
         if options.backward:
             x.requires_grad_()
             weight.requires_grad_()
 
         self._poison(problem)
-        ours = _OURS[problem.rank](x, weight, bias, **arguments)
-        result.checks = check_forward(problem, x, weight, bias, ours, tf32=self.tf32)
+        ours = OURS[problem.rank](x, weight, bias, **arguments)
+        if options.verify:
+            result.checks = check_forward(problem, x, weight, bias, ours, tf32=self.tf32)
         calls: list[Callable[[], object]]
         if options.backward:
             grad_output = torch.randn(ours.shape, dtype=self.dtype, device=self.device, generator=self.generator)
             grads = torch.autograd.grad(ours, (x, weight), grad_output, retain_graph=True)
-            result.checks += check_backward(problem, x, weight, grad_output, *grads, tf32=self.tf32)
+            if options.verify:
+                result.checks += check_backward(problem, x, weight, grad_output, *grads, tf32=self.tf32)
             del grads
             calls = [lambda: torch.autograd.grad(ours, (x, weight), grad_output, retain_graph=True)]
         else:
-            calls = [lambda: _OURS[problem.rank](x, weight, bias, **arguments)]
+            calls = [lambda: OURS[problem.rank](x, weight, bias, **arguments)]
 
         try:
-            theirs = _PYTORCH[problem.rank](x, weight, bias, **arguments)
+            theirs = PYTORCH[problem.rank](x, weight, bias, **arguments)
             if theirs.numel() > 0 and theirs.shape == ours.shape:
                 result.difference = _largest_difference(ours.detach(), theirs.detach())
             if options.backward:
                 calls.append(lambda: torch.autograd.grad(theirs, (x, weight), grad_output, retain_graph=True))
             else:
                 del theirs
-                calls.append(lambda: _PYTORCH[problem.rank](x, weight, bias, **arguments))
+                calls.append(lambda: PYTORCH[problem.rank](x, weight, bias, **arguments))
         except (RuntimeError, NotImplementedError) as error:
             result.pytorch_error = str(error).splitlines()[0]
 
@@ -321,17 +373,15 @@ def geometric_mean(values: list[float]) -> float:
 
 def plan_summary(problem: Problem, options: Options, device: torch.device, *, tf32: bool) -> str:
     """The plan (of grad_input, for the backward pass) in words; empty where the work is not ours."""
-    from tconv.explain import plan_summary as summarize
-
+    setting = explain.Setting(
+        dtype=str(DTYPES[options.dtype]).removeprefix("torch."),
+        device=str(device),
+        direction="grad_input" if options.backward else "forward",
+        bias=options.bias,
+        channels_last=options.channels_last,
+        precision="tf32" if tf32 else "strict",
+    )
     try:
-        return summarize(
-            problem,
-            dtype=str(DTYPES[options.dtype]).removeprefix("torch."),
-            device=str(device),
-            direction="grad_input" if options.backward else "forward",
-            bias=options.bias,
-            channels_last=options.channels_last or problem.input_strides == "channels_last",
-            precision="tf32" if tf32 else "strict",
-        )
-    except (RuntimeError, AttributeError):
+        return explain.plan_summary(problem, setting)
+    except RuntimeError:
         return ""

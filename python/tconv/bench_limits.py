@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,10 +29,10 @@ class Limits:
 
     def floor(self, problem: Problem, itemsize: int, rate: str, *, backward: bool) -> tuple[float, str]:
         """The least time in seconds that this machine needs for the problem, and what sets it."""
-        read_twice = problem.elements - _output_elements(problem) if backward else 0
+        moved, operations = work_of(problem, itemsize, backward=backward)
         parts = {
-            "bandwidth": (problem.elements + read_twice) * itemsize / self.copy,
-            "arithmetic": (2 if backward else 1) * 2 * problem.multiply_adds / self.rates[rate],
+            "bandwidth": moved / self.copy,
+            "arithmetic": operations / self.rates[rate],
             "launch": self.launch,
         }
         name = max(parts, key=parts.__getitem__)
@@ -41,11 +42,10 @@ class Limits:
         return asdict(self)
 
 
-def _output_elements(problem: Problem) -> int:
-    count = 1
-    for size in problem.output_shape:
-        count *= size
-    return count
+def work_of(problem: Problem, itemsize: int, *, backward: bool) -> tuple[int, int]:
+    """Bytes that must be moved and operations that must be done; both gradients for the backward pass."""
+    read_twice = problem.elements - math.prod(problem.output_shape) if backward else 0
+    return (problem.elements + read_twice) * itemsize, (2 if backward else 1) * 2 * problem.multiply_adds
 
 
 def rate_name(dtype: torch.dtype, *, tf32: bool) -> str:

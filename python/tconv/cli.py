@@ -1,4 +1,4 @@
-"""The command line: `python -m tconv bench | explain | export | prepare | info`."""
+"""The command line: `python -m tconv bench | explain | export | kernelbench | prepare | info`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ class BadRequestError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 1 failed, 2 a bad request."""
     parser = _parser()
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown and options.command is not _export:  # whatever is asked of export, there is one answer
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = parser.parse_args(arguments)
     try:
         return options.command(options)
     except (BadRequestError, LookupError, ValueError) as error:
@@ -45,12 +43,13 @@ def _message(error: Exception) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tconv",
-        description="Transposed convolutions: measure, explain and prepare them.",
+        description="Transposed convolutions: measure, explain, prepare and export them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=(
             "examples:\n"
             "  python -m tconv bench                    the main layers, beside PyTorch\n"
             "  python -m tconv explain kb75             which taps reach which output, and the plan\n"
+            "  python -m tconv export --problem kb75 -o model_new.py\n"
             "  python -m tconv info                     version, devices, instruction set\n"
             "\n`python -m tconv COMMAND --help` tells more."
         ),
@@ -60,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_prepare(commands)
     _add_export(commands)
+    _add_kernelbench(commands)
     _add_info(commands)
     return parser
 
@@ -86,34 +86,57 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
         "  python -m tconv bench\n"
         "  python -m tconv bench --suite kernelbench --json results.json\n"
         "  python -m tconv bench 'UNet*' DCGAN.g3 --dtype bf16 --channels-last --backward\n"
-        "  python -m tconv bench kb65 --strict --pytorch benchmark\n"
+        "  python -m tconv bench kb65 --precision strict --pytorch benchmark\n"
+        "  python -m tconv bench --pytorch both --training --html bench.html\n"
+        "  python -m tconv bench --suite all --exhaustive --json candidates.json\n"
         "\nExit code: 0 all right, 1 a result is wrong or a problem failed, 2 a bad request.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="problems by name or glob (default: the main layers)")
     parser.add_argument("--suite", choices=problem_sets.SUITES, help="all problems of a suite")
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", choices=sorted(_DTYPES), default="fp32", help="element type (default: fp32)")
-    parser.add_argument("--strict", action="store_true", help="fp32 without TF32, for both sides")
+    parser.add_argument(
+        "--dtype",
+        type=_short_dtype,
+        choices=sorted(_DTYPES),
+        default="fp32",
+        help="element type, or PyTorch's name of it (default: fp32)",
+    )
+    parser.add_argument(
+        "--precision", choices=("tf32", "strict"), default="tf32", help="of fp32 on a GPU, both sides (default: tf32)"
+    )
+    parser.add_argument("--strict", action="store_true", help="the same as --precision strict")
     parser.add_argument("--channels-last", action="store_true", help="input and weight with channels varying fastest")
     parser.add_argument("--bias", action="store_true", help="with a bias (default: none)")
     parser.add_argument("--backward", action="store_true", help="time grad_input and grad_weight together")
     parser.add_argument(
         "--pytorch",
-        choices=("default", "benchmark"),
+        choices=("default", "benchmark", "both"),
         default="default",
-        help="PyTorch as it comes, or with cudnn.benchmark on",
+        help="PyTorch as it comes, with cudnn.benchmark on, or each in a process of its own (both: GPU only)",
     )
+    parser.add_argument("--training", action="store_true", help="also time a training step of three networks")
+    parser.add_argument(
+        "--exhaustive", action="store_true", help="instead, time every candidate and judge the planner's choice"
+    )
+    parser.add_argument("--cuts", type=_positive, default=16, help="--exhaustive: cuts of a family (default: 16)")
     parser.add_argument("--threads", type=_positive, help="CPU threads (default: PyTorch's choice)")
     parser.add_argument("--full-size", action="store_true", help="do not cut problems to CPU scale on a CPU")
     parser.add_argument("--batch", type=int, metavar="N", help="give every problem this batch (1: inference)")
     parser.add_argument("--seconds", type=float, default=1.0, help="time to spend measuring each problem (default: 1)")
     parser.add_argument("--host-overhead", action="store_true", help="also time the host side of a warm tiny call")
     parser.add_argument("--json", metavar="FILE", help="write every number to FILE (- for standard output)")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write a page of plots and tables (on a GPU, if no problem is named: KernelBench's)",
+    )
+    parser.add_argument("--verified-elsewhere", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(command=_bench)
 
 
 def _bench(options: argparse.Namespace) -> int:
     from tconv.bench import Bench, Options
+    from tconv.bench_exhaustive import run_exhaustive
     from tconv.bench_report import run_and_report
 
     bench = Bench(
@@ -122,18 +145,29 @@ def _bench(options: argparse.Namespace) -> int:
             suite=options.suite,
             device=options.device,
             dtype=options.dtype,
-            strict=options.strict,
+            strict=options.strict or options.precision == "strict",
             channels_last=options.channels_last,
             bias=options.bias,
             backward=options.backward,
             pytorch=options.pytorch,
+            verify=not options.verified_elsewhere,
+            cuts=options.cuts,
+            suite_on_gpu=problem_sets.KERNELBENCH if options.html and not options.exhaustive else None,
             threads=options.threads,
             full_size=options.full_size,
             batch=options.batch,
             seconds=options.seconds,
         )
     )
-    return run_and_report(bench, json_target=options.json, host_overhead=options.host_overhead)
+    if options.exhaustive:
+        return run_exhaustive(bench, json_target=options.json)
+    return run_and_report(
+        bench,
+        json_target=options.json,
+        host_overhead=options.host_overhead,
+        training=options.training,
+        page_target=options.html,
+    )
 
 
 def _add_explain(commands: argparse._SubParsersAction) -> None:
@@ -148,6 +182,18 @@ def _add_explain(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("problem", nargs="?", metavar="NAME", help="a problem of the problem file")
     parser.add_argument("--list", action="store_true", help="list the problems of the problem file")
+    _add_sizes(parser)
+    how = parser.add_argument_group("how it is computed")
+    how.add_argument("--dtype", choices=sorted(_DTYPES), default="fp32")
+    how.add_argument("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+    how.add_argument("--direction", choices=("forward", "grad_input", "grad_weight", "grad_bias"), default="forward")
+    how.add_argument("--channels-last", action="store_true")
+    how.add_argument("--bias", action="store_true")
+    how.add_argument("--strict", action="store_true", help="fp32 without TF32")
+    parser.set_defaults(command=_explain)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
     sizes = parser.add_argument_group("a problem spelt out (one value is used for every axis)")
     sizes.add_argument("--batch", type=int, default=1)
     sizes.add_argument("--in-channels", type=int, default=1)
@@ -159,14 +205,6 @@ def _add_explain(commands: argparse._SubParsersAction) -> None:
     sizes.add_argument("--padding", type=int, nargs="+", default=[0], metavar="SIZE")
     sizes.add_argument("--output-padding", type=int, nargs="+", default=[0], metavar="SIZE")
     sizes.add_argument("--dilation", type=int, nargs="+", default=[1], metavar="STEP")
-    how = parser.add_argument_group("how it is computed")
-    how.add_argument("--dtype", choices=sorted(_DTYPES), default="fp32")
-    how.add_argument("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
-    how.add_argument("--direction", choices=("forward", "grad_input", "grad_weight", "grad_bias"), default="forward")
-    how.add_argument("--channels-last", action="store_true")
-    how.add_argument("--bias", action="store_true")
-    how.add_argument("--strict", action="store_true", help="fp32 without TF32")
-    parser.set_defaults(command=_explain)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -177,19 +215,19 @@ def _explain(options: argparse.Namespace) -> int:
     problem = _spelt_out(options) if options.problem is None else _one_problem(options.problem)
     import torch
 
-    from tconv.explain import explain
+    from tconv.explain import Setting, explain
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    setting = Setting(
+        dtype=_DTYPES[options.dtype],
+        device=device,
+        direction=options.direction,
+        bias=options.bias,
+        channels_last=options.channels_last,
+        precision="strict" if options.strict or device == "cpu" else "tf32",
+    )
     try:
-        text = explain(
-            problem,
-            dtype=_DTYPES[options.dtype],
-            device=device,
-            direction=options.direction,
-            bias=options.bias,
-            channels_last=options.channels_last or problem.input_strides == "channels_last",
-            precision="strict" if options.strict or device == "cpu" else "tf32",
-        )
+        text = explain(problem, setting)
     except RuntimeError as error:
         raise BadRequestError(str(error).splitlines()[0]) from None
     if options.problem is not None:
@@ -253,32 +291,92 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from tconv.explain import Setting
     from tconv.prepare import prepare_problems
 
-    return prepare_problems(
-        problem_sets.select_problems(options.names),
-        device=options.device,
+    setting = Setting(
         dtype=_DTYPES[options.dtype],
-        strict=options.strict,
-        channels_last=options.channels_last,
+        device=options.device,
         bias=options.bias,
-        backward=options.backward,
+        channels_last=options.channels_last,
+        precision="strict" if options.strict else "tf32",
     )
+    return prepare_problems(problem_sets.select_problems(options.names), setting, backward=options.backward)
 
 
 def _add_export(commands: argparse._SubParsersAction) -> None:
     parser = _add_command(
         commands,
         "export",
-        "write kernels as files for other programs (not available yet)",
-        "  python -m tconv export kb65              says that this version can't",
+        "write one Python file with a model's transposed convolutions as CUDA kernels, for load_inline",
+        "  python -m tconv export --problem kb75 -o model_new.py\n"
+        "  python -m tconv export --model model.py -o model_new.py\n"
+        "  python -m tconv export --in-channels 8 --out-channels 4 --input 64 64 --kernel 4 --stride 2 --padding 1 "
+        "-o up.py\n"
+        "\nA model file defines Model, get_inputs and get_init_inputs. For a module in memory call\n"
+        "tconv.export(module, example, path).",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME")
+    what = parser.add_argument_group("what is exported").add_mutually_exclusive_group()
+    what.add_argument("--problem", metavar="NAME", help="a problem of the problem file")
+    what.add_argument("--model", metavar="FILE", help="a file with Model, get_inputs and get_init_inputs")
+    _add_sizes(parser)
+    parser.add_argument("--dtype", choices=sorted(_DTYPES), help="of a problem (default: fp32; a model has its own)")
+    parser.add_argument("--bias", action="store_true", help="a problem's layer has a bias")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="the file to write (- for standard output)"
+    )
     parser.set_defaults(command=_export)
 
 
-def _export(_options: argparse.Namespace) -> int:
-    raise BadRequestError("exporting kernels is not available in this version of tconv")
+def _export(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from tconv import exporter
+
+    if options.model is not None:
+        if options.dtype is not None or options.bias or options.input:
+            raise BadRequestError("--model brings its own sizes, type and bias: give no others")
+        text = exporter.text_of_file(Path(options.model))
+    else:
+        problem = _spelt_out(options) if options.problem is None else _one_problem(options.problem)
+        text = exporter.text_of_problem(problem, dtype=_DTYPES[options.dtype or "fp32"], bias=options.bias)
+    if options.output == "-":
+        print(text, end="")
+    else:
+        Path(options.output).write_text(text)
+    return 0
+
+
+def _add_kernelbench(commands: argparse._SubParsersAction) -> None:
+    parser = _add_command(
+        commands,
+        "kernelbench",
+        "run KernelBench's own evaluation on exported files",
+        "  python -m tconv kernelbench ~/KernelBench\n"
+        "  python -m tconv kernelbench ~/KernelBench --level 2 --json verdicts.json\n"
+        "  python -m tconv kernelbench ~/KernelBench 65 75",
+    )
+    parser.add_argument("path", metavar="PATH", help="a checkout of KernelBench")
+    parser.add_argument("problems", nargs="*", type=int, metavar="NUMBER", help="problems of the level (default: all)")
+    parser.add_argument("--level", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--correct-trials", type=_positive, default=5, help="random inputs to compare (default: 5)")
+    parser.add_argument("--perf-trials", type=_positive, default=100, help="timed runs (default: 100)")
+    parser.add_argument("--no-timing", action="store_true", help="correctness alone")
+    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE (- for standard output)")
+    parser.set_defaults(command=_kernelbench)
+
+
+def _kernelbench(options: argparse.Namespace) -> int:
+    from tconv.kernelbench import evaluate
+
+    return evaluate(
+        options.path,
+        level=options.level,
+        numbers=options.problems,
+        correct_trials=options.correct_trials,
+        perf_trials=None if options.no_timing else options.perf_trials,
+        json_path=options.json,
+    )
 
 
 def _add_info(commands: argparse._SubParsersAction) -> None:
@@ -296,6 +394,10 @@ def _info(_options: argparse.Namespace) -> int:
     for name, value in rows:
         print(f"{name:{width}}  {value}")
     return 0
+
+
+def _short_dtype(text: str) -> str:
+    return {name: short for short, name in _DTYPES.items()}.get(text, text)
 
 
 def _positive(text: str) -> int:

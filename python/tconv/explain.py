@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,78 +12,44 @@ from tconv.problems import Problem
 DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
 
 
-def operator_arguments(
-    problem: Problem,
-    *,
-    dtype: str,
-    device: str,
-    direction: str,
-    bias: bool,
-    channels_last: bool,
-    precision: str,
-) -> list[Any]:
-    """The problem as the utility operators take it; its tensors are densely packed."""
-    return [
-        dtype,
-        device,
-        direction,
-        problem.batch,
-        problem.in_channels,
-        problem.out_channels,
-        list(problem.input),
-        list(problem.kernel),
-        list(problem.stride),
-        list(problem.padding),
-        list(problem.output_padding),
-        list(problem.dilation),
-        problem.groups,
-        bias,
-        channels_last,
-        precision,
-    ]
+@dataclass(frozen=True)
+class Setting:
+    """How a problem is computed: everything that decides about a plan besides the sizes."""
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    direction: str = "forward"
+    bias: bool = False
+    channels_last: bool = False
+    precision: str = "strict"
+
+    def arguments(self, problem: Problem) -> list[Any]:
+        """The problem in this setting as the utility operators take it; its tensors are densely packed."""
+        return [
+            self.dtype,
+            self.device,
+            self.direction,
+            problem.batch,
+            problem.in_channels,
+            problem.out_channels,
+            list(problem.input),
+            list(problem.kernel),
+            list(problem.stride),
+            list(problem.padding),
+            list(problem.output_padding),
+            list(problem.dilation),
+            problem.groups,
+            self.bias,
+            self.channels_last or problem.input_strides == "channels_last",
+            self.precision,
+        ]
 
 
-def explain(
-    problem: Problem,
-    *,
-    dtype: str = "float32",
-    device: str = "cpu",
-    direction: str = "forward",
-    bias: bool = False,
-    channels_last: bool = False,
-    precision: str = "strict",
-) -> str:
+def explain(problem: Problem, setting: Setting) -> str:
     """The explanation as text of at most about 100 columns."""
-    arguments = operator_arguments(
-        problem,
-        dtype=dtype,
-        device=device,
-        direction=direction,
-        bias=bias,
-        channels_last=channels_last,
-        precision=precision,
-    )
-    return torch.ops.tconv._explain(*arguments)
+    return torch.ops.tconv._explain(*setting.arguments(problem))
 
 
-def plan_summary(
-    problem: Problem,
-    *,
-    dtype: str = "float32",
-    device: str = "cpu",
-    direction: str = "forward",
-    bias: bool = False,
-    channels_last: bool = False,
-    precision: str = "strict",
-) -> str:
+def plan_summary(problem: Problem, setting: Setting) -> str:
     """The plan in one line."""
-    arguments = operator_arguments(
-        problem,
-        dtype=dtype,
-        device=device,
-        direction=direction,
-        bias=bias,
-        channels_last=channels_last,
-        precision=precision,
-    )
-    return torch.ops.tconv._plan_summary(*arguments)
+    return torch.ops.tconv._plan_summary(*setting.arguments(problem))

@@ -41,4 +41,5 @@ def _cache_text(directory: str) -> str:
     path = Path(directory)
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
     size = sum(file.stat().st_size for file in files)
-    return f"{directory} ({len(files)} files, {size / 1e6:.1f} MB)"
+    tuned = sum(file.suffix == ".plan" for file in files)
+    return f"{directory} ({len(files) - tuned} kernels, {tuned} tuned plans, {size / 1e6:.1f} MB)"

@@ -6,11 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tconv.explain import operator_arguments
+from tconv._modes import evaluation_mode
+from tconv.explain import Setting
 from tconv.problems import Problem
 from tconv.terminal import make_progress
 
@@ -22,28 +24,13 @@ def prepare(model: torch.nn.Module, *example: Any, **keywords: Any) -> None:
     mode is restored afterwards. Tensors of the example must be on the device, and of the sizes and dtype, that will be
     used later. Afterwards a forward call with these sizes compiles nothing.
     """
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(*example, **keywords)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    finally:
-        for module in training:
-            module.training = True
+    with evaluation_mode(model), torch.no_grad():
+        model(*example, **keywords)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
-def prepare_problems(
-    problems: Sequence[Problem],
-    *,
-    device: str,
-    dtype: str,
-    strict: bool,
-    channels_last: bool,
-    bias: bool,
-    backward: bool,
-) -> int:
+def prepare_problems(problems: Sequence[Problem], setting: Setting, *, backward: bool) -> int:
     """Compiles the kernels of problems, many at a time; returns the exit code of `python -m tconv prepare`."""
     if not torch.cuda.is_available():
         print(
@@ -52,20 +39,12 @@ def prepare_problems(
             file=sys.stderr,
         )
         return 1
-    torch.backends.cudnn.allow_tf32 = not strict
+    torch.backends.cudnn.allow_tf32 = setting.precision == "tf32"
 
     def ready(problem: Problem) -> str:
         begin = time.perf_counter()
         try:
-            _prepare_problem(
-                problem,
-                device=device,
-                dtype=dtype,
-                strict=strict,
-                channels_last=channels_last,
-                bias=bias,
-                backward=backward,
-            )
+            _prepare_problem(problem, setting, backward=backward)
         except RuntimeError as error:
             return f"failed: {str(error).splitlines()[0]}"
         return f"ready ({time.perf_counter() - begin:.2f} s)"
@@ -81,43 +60,25 @@ def prepare_problems(
     return 1 if failed else 0
 
 
-def _prepare_problem(
-    problem: Problem,
-    *,
-    device: str,
-    dtype: str,
-    strict: bool,
-    channels_last: bool,
-    bias: bool,
-    backward: bool,
-) -> None:
+def _prepare_problem(problem: Problem, setting: Setting, *, backward: bool) -> None:
     if problem.input_strides is None and problem.weight_strides is None:
-        gradients = ("grad_input", "grad_weight", *(("grad_bias",) if bias else ())) if backward else ()
+        gradients = ("grad_input", "grad_weight", *(("grad_bias",) if setting.bias else ())) if backward else ()
         for direction in ("forward", *gradients):
-            arguments = operator_arguments(
-                problem,
-                dtype=dtype,
-                device=device,
-                direction=direction,
-                bias=bias,
-                channels_last=channels_last,
-                precision="strict" if strict else "tf32",
-            )
-            torch.ops.tconv._prepare(*arguments)
+            torch.ops.tconv._prepare(*replace(setting, direction=direction).arguments(problem))
         return
     # The operator above knows densely packed tensors only; strides of a model's own are met by a call.
     import tconv
 
     functions = {1: tconv.conv_transpose1d, 2: tconv.conv_transpose2d, 3: tconv.conv_transpose3d}
-    make: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": torch.device(device)}
-    x = problem.make_input(**make, channels_last=channels_last)
-    weight = problem.make_weight(**make, channels_last=channels_last)
-    bias_tensor = problem.make_bias(**make) if bias else None
+    make: dict[str, Any] = {"dtype": getattr(torch, setting.dtype), "device": torch.device(setting.device)}
+    x = problem.make_input(**make, channels_last=setting.channels_last)
+    weight = problem.make_weight(**make, channels_last=setting.channels_last)
+    bias = problem.make_bias(**make) if setting.bias else None
     with torch.set_grad_enabled(backward):
-        for tensor in (x, weight, bias_tensor):
+        for tensor in (x, weight, bias):
             if tensor is not None:
                 tensor.requires_grad_(backward)
-        output = functions[problem.rank](x, weight, bias_tensor, **problem.arguments())
+        output = functions[problem.rank](x, weight, bias, **problem.arguments())
     if backward:
         output.backward(torch.zeros_like(output))
-    torch.cuda.synchronize(device)
+    torch.cuda.synchronize(setting.device)

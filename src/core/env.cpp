@@ -33,6 +33,9 @@ Env read_env() {
   env.nvrtc = variable("TCONV_NVRTC");
   env.cuda_home = variable("CUDA_HOME");
   if (env.cuda_home.empty()) env.cuda_home = variable("CUDA_PATH");
+  if (const std::string autotune = variable("TCONV_AUTOTUNE"); !autotune.empty()) {
+    env.autotune = number(autotune) > 0 ? Autotune::tune : Autotune::ignore;
+  }
   env.log_level = number(variable("TCONV_LOG"));
   return env;
 }

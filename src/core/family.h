@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,6 +61,9 @@ struct Family {
 Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span<const Family> families,
                std::string_view force);
 
+// Puts a plan where `plan` finds it, in place of what is there.
+void adopt(std::shared_ptr<const Plan> plan);
+
 namespace cpu {
 std::span<const Family> families();
 DeviceProperties properties();
@@ -68,6 +72,8 @@ DeviceProperties properties();
 namespace cuda {
 std::span<const Family> families();
 DeviceProperties properties(int index);  // Error when the device can't be used, saying why
+// The plan that was measured to be the fastest, if the problem was tuned before on a GPU like this one.
+std::optional<Plan> tuned_plan(const Problem& problem, const DeviceProperties& device);
 }  // namespace cuda
 
 }  // namespace tconv

@@ -1,5 +1,6 @@
 #include "tconv/plan.h"
 
+#include <atomic>
 #include <charconv>
 #include <cstdio>
 #include <mutex>
@@ -34,6 +35,8 @@ constexpr std::size_t kMostCachedPlans = 4096;
 struct PlanCache {
   std::shared_mutex mutex;
   std::unordered_map<PlanKey, std::shared_ptr<const Plan>, PlanKeyHash> plans;
+  // Grows with the lock held, so that whoever gets an adopted plan sees the number that belongs to it.
+  std::atomic<std::uint64_t> generation{0};
 };
 
 PlanCache& plan_cache() {
@@ -174,12 +177,27 @@ std::shared_ptr<const Plan> plan(const Problem& problem, const Device& device, s
   require_no_overlap(problem);
   const DeviceProperties properties =
       device.backend == Backend::cpu ? cpu::properties() : cuda::properties(device.index);
-  auto made = std::make_shared<const Plan>(make_plan(problem, properties, families_of(device.backend), key.force));
+  std::optional<Plan> tuned;
+  if (key.force.empty() && device.backend == Backend::cuda && env().autotune != Autotune::ignore) {
+    tuned = cuda::tuned_plan(problem, properties);
+  }
+  auto made = std::make_shared<const Plan>(
+      tuned ? *std::move(tuned) : make_plan(problem, properties, families_of(device.backend), key.force));
   log(1, to_string(*made));
   const std::unique_lock lock(cache.mutex);
   if (cache.plans.size() >= kMostCachedPlans) cache.plans.clear();
   return cache.plans.emplace(key, std::move(made)).first->second;
 }
+
+void adopt(std::shared_ptr<const Plan> plan) {
+  PlanCache& cache = plan_cache();
+  const PlanKey key{plan->problem, plan->device, {}};
+  const std::unique_lock lock(cache.mutex);
+  cache.plans.insert_or_assign(key, std::move(plan));
+  cache.generation.fetch_add(1);
+}
+
+std::uint64_t plan_generation() { return plan_cache().generation.load(); }
 
 std::vector<std::string> families(Backend backend) {
   std::vector<std::string> names;
@@ -200,6 +218,7 @@ std::string to_string(const Plan& plan) {
   if (const std::string details = plan.kernel->describe(); !details.empty()) text += " (" + details + ")";
   if (plan.workspace_bytes > 0) text += ", workspace " + std::to_string(plan.workspace_bytes) + " bytes";
   if (plan.expected_seconds > 0) text += ", expected " + format_seconds(plan.expected_seconds);
+  if (plan.tuned) text += ", tuned";
   return text;
 }
 

@@ -1,5 +1,6 @@
 #include "cuda/direct.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "cuda/direct_gradient_depthwise.h"
@@ -147,22 +148,27 @@ std::string describe(const DepthwisePlan& plan) {
 }
 
 Proposal propose_direct(const Problem& problem, const DeviceProperties& device) {
+  return propose_direct_cut(problem, device, 0);
+}
+
+Proposal propose_direct_cut(const Problem& problem, const DeviceProperties& device, int index) {
   if (problem.direction == Direction::grad_input) {
-    const DirectGradientPlan plan = plan_direct_gradient(problem, device);
-    if (plan.declined.empty() && why_no_depthwise_gradient(problem).empty())
-      return propose_depthwise_gradient(problem, device);
-    return plan.declined.empty() ? propose_direct_gradient(plan, device) : Proposal::decline(plan.declined);
+    const bool depthwise = why_no_depthwise_gradient(problem).empty();
+    const DirectGradientPlan plan = plan_direct_gradient(problem, device, depthwise ? std::max(index - 1, 0) : index);
+    if (!plan.declined.empty()) return Proposal::decline(plan.declined);
+    return depthwise && index == 0 ? propose_depthwise_gradient(problem, device)
+                                   : propose_direct_gradient(plan, device);
   }
   DepthwisePlan depthwise = plan_depthwise(problem, device);
-  if (depthwise.declined.empty()) {
-    Proposal proposal;
+  const bool special = depthwise.declined.empty();
+  Proposal proposal;
+  if (special && index == 0) {
     proposal.expected_seconds = depthwise.expected_seconds;
     proposal.kernel = std::make_shared<DepthwiseKernel>(std::move(depthwise), problem.dtype, device);
     return proposal;
   }
-  DirectPlan plan = plan_direct(problem, device);
+  DirectPlan plan = plan_direct(problem, device, special ? index - 1 : index);
   if (!plan.declined.empty()) return Proposal::decline(plan.declined);
-  Proposal proposal;
   proposal.expected_seconds = plan.expected_seconds;
   proposal.kernel = std::make_shared<DirectKernel>(std::move(plan), problem.dtype, device);
   return proposal;

@@ -18,5 +18,7 @@ std::string describe(const DirectPlan& plan);
 std::string describe(const DepthwisePlan& plan);
 
 Proposal propose_direct(const Problem& problem, const DeviceProperties& device);
+// Where a problem has a depthwise kernel of its own, that is the first cut, and the tiles for any group follow.
+Proposal propose_direct_cut(const Problem& problem, const DeviceProperties& device, int index);
 
 }  // namespace tconv::cuda

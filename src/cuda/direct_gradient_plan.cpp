@@ -215,7 +215,7 @@ std::vector<DirectGradientPlan> direct_gradient_plans(const Problem& problem, co
   return plans;
 }
 
-DirectGradientPlan plan_direct_gradient(const Problem& problem, const DeviceProperties& device) {
+DirectGradientPlan plan_direct_gradient(const Problem& problem, const DeviceProperties& device, int cut) {
   DirectGradientPlan plan;
   plan.declined = declines(problem, device);
   if (!plan.declined.empty()) return plan;
@@ -224,7 +224,11 @@ DirectGradientPlan plan_direct_gradient(const Problem& problem, const DeviceProp
     plan.declined = "no tile fits registers and shared memory of the device";
     return plan;
   }
-  return std::move(plans.front());
+  if (cut >= static_cast<int>(plans.size())) {
+    plan.declined = "has " + std::to_string(plans.size()) + " cuts for this problem";
+    return plan;
+  }
+  return std::move(plans[static_cast<std::size_t>(cut)]);
 }
 
 }  // namespace tconv::cuda

@@ -20,7 +20,8 @@ struct DirectGradientPlan {
 };
 
 // The tile does not depend on the batch: a new batch size compiles nothing. (No tile changes the order of a sum.)
-DirectGradientPlan plan_direct_gradient(const Problem& problem, const DeviceProperties& device);
+// `cut` takes another one than the best of those that were considered.
+DirectGradientPlan plan_direct_gradient(const Problem& problem, const DeviceProperties& device, int cut = 0);
 
 // All tiles worth considering, best first.
 std::vector<DirectGradientPlan> direct_gradient_plans(const Problem& problem, const DeviceProperties& device);

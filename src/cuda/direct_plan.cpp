@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <vector>
 
 #include "cuda/direct_cost.h"
 
@@ -197,16 +198,18 @@ class Search {
     bytes_ = tensor_bytes(problem_);
   }
 
-  bool find(DirectConfig& best) {
+  // The best tiles, best first; empty when none fits.
+  std::vector<DirectConfig> find() {
     for (int strip : {4, 2, 1}) {
       if (strip == 4 && shape_.accumulator_bytes == 8) continue;
       if (strip * shape_.width.stride > kWidestStride || (strip > 1 && strip / 2 >= cells(problem_.axes[2]))) continue;
       shape_.strip = strip;
       try_channels();
-      if (best_merit_ < std::numeric_limits<double>::infinity()) break;
+      if (!best_.empty()) break;
     }
-    best = best_;
-    return best_merit_ < std::numeric_limits<double>::infinity();
+    std::vector<DirectConfig> tiles;
+    for (const Tile& tile : best_) tiles.push_back(tile.config);
+    return tiles;
   }
 
  private:
@@ -232,8 +235,10 @@ class Search {
   }
 
   void try_chunks(DirectConfig c) {
+    int tried = 0;
     for (int chunk : {c.in_channels, 32, 16, 8, 4, 2, 1}) {
-      if (chunk > c.in_channels || chunk > 64) continue;
+      if (chunk > c.in_channels || chunk > 64 || chunk == tried) continue;
+      tried = chunk;
       for (int parts : {1, 2, 4, 8}) {
         // The parts take every so-many-th channel: the order of a sum must not depend on the size of a chunk.
         if (chunk % parts != 0 || (parts > 1 && c.in_channels < 8 * parts)) continue;
@@ -248,9 +253,10 @@ class Search {
   void try_phases(DirectConfig c) {
     const int phases = c.depth.stride * c.height.stride;
     const bool together = c.chunk < c.in_channels || c.chunk_parts > 1;  // a thread keeps its sums from chunk to chunk
+    int tried = 0;
     for (int parts : {1, c.height.stride, phases}) {
-      if ((together && parts != phases) || parts > 16) continue;
-      if (parts < phases && parts == c.height.stride && parts == 1 && c.phase_parts == 1) continue;
+      if ((together && parts != phases) || parts > 16 || parts == tried) continue;
+      tried = parts;
       c.phase_parts = parts;
       try_tiles(c);
     }
@@ -301,18 +307,25 @@ class Search {
       const double share = static_cast<double>(batch) / static_cast<double>(kPlannedBatches.back());
       merit *= grid_seconds(cost, planes * tiles, bytes_ * share, device_);
     }
-    if (merit < best_merit_) {
-      best_merit_ = merit;
-      best_ = c;
-    }
+    if (best_.size() == kMostTiles && merit >= best_.back().merit) return;
+    // Of equals, whoever came first stays in front.
+    const auto place =
+        std::upper_bound(best_.begin(), best_.end(), merit, [](double m, const Tile& tile) { return m < tile.merit; });
+    best_.insert(place, {merit, c});
+    if (best_.size() > kMostTiles) best_.pop_back();
   }
+
+  struct Tile {
+    double merit = 0;
+    DirectConfig config{};
+  };
+  static constexpr std::size_t kMostTiles = 16;
 
   const DeviceProperties& device_;
   Problem problem_;
   DirectConfig shape_;
   double bytes_ = 0;
-  DirectConfig best_{};
-  double best_merit_ = std::numeric_limits<double>::infinity();
+  std::vector<Tile> best_;
 };
 
 }  // namespace
@@ -327,15 +340,20 @@ void complete(DirectPlan& plan, const Problem& problem) {
   plan.blocks = static_cast<std::int64_t>(block_count(plan.arguments, plan.config));
 }
 
-DirectPlan plan_direct(const Problem& problem, const DeviceProperties& device) {
+DirectPlan plan_direct(const Problem& problem, const DeviceProperties& device, int cut) {
   DirectPlan plan;
   plan.declined = declines(problem, device);
   if (!plan.declined.empty()) return plan;
-  Search search(problem, device);
-  if (!search.find(plan.config)) {
+  const std::vector<DirectConfig> tiles = Search(problem, device).find();
+  if (tiles.empty()) {
     plan.declined = "no tile fits shared memory and registers";
     return plan;
   }
+  if (cut >= static_cast<int>(tiles.size())) {
+    plan.declined = "has " + std::to_string(tiles.size()) + " cuts for this problem";
+    return plan;
+  }
+  plan.config = tiles[static_cast<std::size_t>(cut)];
   complete(plan, problem);
   if (!tile_is_addressable(plan.arguments, plan.config)) {
     plan.declined = "the tensor needs more blocks than a grid has, or its strides are too long for a tile";

@@ -18,8 +18,8 @@ struct DirectPlan {
 };
 
 // The tile does not depend on the batch: a new batch size compiles nothing, and a sample's result stays the same to the
-// bit.
-DirectPlan plan_direct(const Problem& problem, const DeviceProperties& device);
+// bit. `cut` takes another one than the best of those that were considered.
+DirectPlan plan_direct(const Problem& problem, const DeviceProperties& device, int cut = 0);
 
 // Fills in the arguments and the grid for the plan's config, whatever chose it.
 void complete(DirectPlan& plan, const Problem& problem);

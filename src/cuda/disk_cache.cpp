@@ -84,9 +84,9 @@ std::string temporary_suffix() {
 
 }  // namespace
 
-DiskCache::DiskCache(std::string folder) : folder_(std::move(folder)) {}
+DiskCache::DiskCache(std::string folder, std::string suffix) : folder_(std::move(folder)), suffix_(std::move(suffix)) {}
 
-std::string DiskCache::path_of(const Digest& key) const { return folder_ + "/" + to_hex(key) + ".kernel"; }
+std::string DiskCache::path_of(const Digest& key) const { return folder_ + "/" + to_hex(key) + suffix_; }
 
 std::optional<std::string> DiskCache::read(const Digest& key) const {
   if (folder_.empty()) return std::nullopt;
@@ -105,7 +105,7 @@ std::optional<std::string> DiskCache::read(const Digest& key) const {
   if (size < sizeof header) return reject("truncated");
   if (!read_all(file.descriptor(), reinterpret_cast<char*>(&header), sizeof header)) return reject("cannot be read");
   if (header.magic != kMagic) return reject("written by something else");
-  if (header.key != key) return reject("belongs to another kernel");
+  if (header.key != key) return reject("belongs to another key");
   if (header.payload_bytes != size - sizeof header) return reject("truncated");
   std::string payload(header.payload_bytes, '\0');
   if (!read_all(file.descriptor(), payload.data(), payload.size())) return reject("cannot be read");

@@ -33,6 +33,13 @@ void resolve_all(void* library, Driver& table) {
   resolve(library, "cuCtxPushCurrent_v2", table.context_push);
   resolve(library, "cuCtxPopCurrent_v2", table.context_pop);
   resolve(library, "cuThreadExchangeStreamCaptureMode", table.thread_exchange_capture_mode);
+  resolve(library, "cuStreamIsCapturing", table.stream_is_capturing);
+  resolve(library, "cuEventCreate", table.event_create);
+  resolve(library, "cuEventDestroy_v2", table.event_destroy);
+  resolve(library, "cuEventRecord", table.event_record);
+  resolve(library, "cuEventSynchronize", table.event_synchronize);
+  resolve(library, "cuEventElapsedTime", table.event_elapsed_time);
+  resolve(library, "cuMemsetD32Async", table.memset_d32_async);
   resolve(library, "cuModuleLoadData", table.module_load_data);
   resolve(library, "cuModuleGetFunction", table.module_get_function);
   resolve(library, "cuFuncSetAttribute", table.function_set_attribute);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,7 @@ using DriverContext = struct DriverContextHandle*;
 using DriverModule = struct DriverModuleHandle*;
 using DriverFunction = struct DriverFunctionHandle*;
 using DriverStream = struct DriverStreamHandle*;
+using DriverEvent = struct DriverEventHandle*;
 
 // CUdevice_attribute
 enum class DeviceAttribute : int {
@@ -67,6 +69,14 @@ struct Driver {
   DriverResult (*context_push)(DriverContext context) = nullptr;
   DriverResult (*context_pop)(DriverContext* context) = nullptr;
   DriverResult (*thread_exchange_capture_mode)(int* mode) = nullptr;
+  DriverResult (*stream_is_capturing)(DriverStream stream, int* status) = nullptr;
+  DriverResult (*event_create)(DriverEvent* event, unsigned flags) = nullptr;
+  DriverResult (*event_destroy)(DriverEvent event) = nullptr;
+  DriverResult (*event_record)(DriverEvent event, DriverStream stream) = nullptr;
+  DriverResult (*event_synchronize)(DriverEvent event) = nullptr;
+  DriverResult (*event_elapsed_time)(float* milliseconds, DriverEvent begin, DriverEvent end) = nullptr;
+  DriverResult (*memset_d32_async)(std::uint64_t address, unsigned value, std::size_t count,
+                                   DriverStream stream) = nullptr;
   DriverResult (*module_load_data)(DriverModule* module, const void* image) = nullptr;
   DriverResult (*module_get_function)(DriverFunction* function, DriverModule module, const char* name) = nullptr;
   DriverResult (*function_set_attribute)(DriverFunction function, FunctionAttribute attribute, int value) = nullptr;

@@ -13,8 +13,8 @@ namespace tconv::cuda {
 std::span<const Family> families() {
   static constexpr std::array<Family, 5> kFamilies{{
       {"tile", propose_tile, /*exclusive=*/true, propose_tile_cut},
-      {"direct", propose_direct, /*exclusive=*/true},
-      {"reduce", propose_reduce},
+      {"direct", propose_direct, /*exclusive=*/true, propose_direct_cut},
+      {"reduce", propose_reduce, /*exclusive=*/false, propose_reduce_cut},
       {"depthwise", propose_depthwise_weight},
       {"general", propose_general},
   }};

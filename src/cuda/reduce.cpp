@@ -37,7 +37,8 @@ std::string initialiser(const ReduceShape& s) {
   text += truth(s.warpgroup) + number(s.row_tiles) + number(s.row_teams) + number(s.team_columns) +
           number(s.column_teams) + number(s.run) + number(s.run_teams) + number(s.team_runs);
   text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_vector) + number(s.column_vector) +
-          number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) + number(s.loader_warps) +
+          number(s.most_lead) + number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) +
+          number(s.loader_warps) + number(s.row_copy) + number(s.column_copy) + number(s.raw_stages) +
           number(s.team_registers) + number(s.loader_registers) + number(s.stages) +
           number(s.blocks_per_multiprocessor) + truth(s.partial) + text_of(s.columns_first);
   return text + "}";
@@ -89,8 +90,14 @@ class ReduceKernel final : public Kernel {
         device_(device.device.index),
         kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
     if (!shape_.partial) return;
-    finish_.emplace(source_of(shape_, "reduce_finish.cuh", "tconv_reduce_finish"), 0, device.arch);
-    finish_blocks_ = ceil_div(element_count(problem.weight_sizes()), kFinishLanes);
+    KernelSource finish = source_of(shape_, "reduce_finish.cuh", "tconv_reduce_finish");
+    int pieces = 1;  // as many as leave each thread a few parts
+    while (pieces < 8 && pieces * 8 <= candidate.parts) pieces *= 2;
+    finish.config += "constexpr int kPieces = " + std::to_string(pieces) + ";\n";
+    finish_.emplace(std::move(finish), 0, device.arch);
+    const std::int64_t width = shape_.kernel[2];
+    const std::int64_t threads = element_count(problem.weight_sizes()) / width * (width <= 8 ? 1 : ceil_div(width, 4));
+    finish_blocks_ = ceil_div(threads, kFinishThreads / pieces);
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -101,7 +108,9 @@ class ReduceKernel final : public Kernel {
     params.columns = at(reduction_.swapped ? buffers.input : buffers.output, reduction_.column_offset);
     params.weight = at(buffers.weight, reduction_.weight_offset);
     params.sums = static_cast<float*>(buffers.workspace);
-    if (!aligned(params.rows, shape_.row_vector) || !aligned(params.columns, shape_.column_vector)) {
+    const bool lines = shape_.loader_warps > 0;
+    if (!aligned(params.rows, lines ? shape_.row_copy : shape_.row_vector) ||
+        !aligned(params.columns, lines ? shape_.column_copy : shape_.column_vector)) {
       if (unaligned_ == nullptr) throw Error("the tensors of this problem must be aligned to 16 bytes");
       return unaligned_->run(buffers, execution);
     }
@@ -110,8 +119,8 @@ class ReduceKernel final : public Kernel {
     kernel_.launch(device_, {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads())}, arguments,
                    execution.stream);
     if (finish_) {
-      finish_->launch(device_, {.grid_x = static_cast<unsigned>(finish_blocks_), .block = kFinishLanes * kFinishPieces},
-                      arguments, execution.stream);
+      finish_->launch(device_, {.grid_x = static_cast<unsigned>(finish_blocks_), .block = kFinishThreads}, arguments,
+                      execution.stream);
     }
   }
 
@@ -137,7 +146,9 @@ class ReduceKernel final : public Kernel {
             std::to_string(s.column_teams) + "x" + std::to_string(s.run_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(s.team_runs * s.run_columns());
     if (s.loader_warps > 0) text += " and " + std::to_string(s.loader_warps) + " warps that load";
-    text += ", vectors of " + std::to_string(s.row_vector) + " and " + std::to_string(s.column_vector);
+    const bool lines = s.loader_warps > 0;
+    text += (lines ? ", copies of " : ", vectors of ") + std::to_string(lines ? s.row_copy : s.row_vector) + " and " +
+            std::to_string(lines ? s.column_copy : s.column_vector);
     text += ", " + std::to_string(params_.parts) + (params_.parts == 1 ? " part" : " parts") + ", " +
             std::to_string(reduce_tiles(params_) * params_.parts) + " blocks (" +
             std::to_string(s.blocks_per_multiprocessor) + " per multiprocessor), " +
@@ -185,12 +196,18 @@ ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, c
 }
 
 Proposal propose_reduce(const Problem& problem, const DeviceProperties& device) {
+  return propose_reduce_cut(problem, device, 0);
+}
+
+Proposal propose_reduce_cut(const Problem& problem, const DeviceProperties& device, int index) {
   if (const std::string_view reason = why_no_reduce(problem, device); !reason.empty()) {
     return Proposal::decline(std::string(reason));
   }
   const std::vector<ReduceCandidate> candidates = reduce_candidates(problem, device);
   if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
-  return propose_reduce(problem, device, candidates.front());
+  const auto count = static_cast<int>(candidates.size());
+  if (index >= count) return Proposal::decline("has " + std::to_string(count) + " cuts for this problem");
+  return propose_reduce(problem, device, candidates[static_cast<std::size_t>(index)]);
 }
 
 Proposal propose_reduce(const Problem& problem, const DeviceProperties& device, const ReduceCandidate& candidate) {
@@ -199,7 +216,7 @@ Proposal propose_reduce(const Problem& problem, const DeviceProperties& device, 
                                                 std::move(unaligned));
   };
   std::shared_ptr<const ReduceKernel> unaligned;
-  if (candidate.shape.row_vector > 1 || candidate.shape.column_vector > 1) {
+  if (candidate.shape.row_vector > 1 || candidate.shape.column_vector > 1 || candidate.shape.loader_warps > 0) {
     const std::vector<ReduceCandidate> narrow = reduce_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = kernel_of(narrow.front(), nullptr);
   }

@@ -12,6 +12,7 @@
 namespace tconv::cuda {
 
 Proposal propose_reduce(const Problem& problem, const DeviceProperties& device);
+Proposal propose_reduce_cut(const Problem& problem, const DeviceProperties& device, int index);
 
 // One way to cut a problem into blocks, and what it should cost.
 struct ReduceCandidate {

@@ -9,7 +9,7 @@ int reduce_registers(const ReduceShape& shape) {
   const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
-  if (shape.loader_warps > 0) return sums + shape.team_runs + 32;
+  if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 56);
   return sums + fragments + shape.batch_words() + shape.team_runs + (shape.warpgroup ? 60 : split ? 108 : 84);
 }
 
@@ -22,20 +22,27 @@ namespace {
 
 // Constants of the model, fitted to measurements on an H200; docs/notes/reduce.md says how well they choose.
 constexpr double kClock = 1.7e9;
-constexpr double kWarpgroupShare = 0.9;  // of the tensor cores' peak that products reach
-constexpr double kWarpShare = 0.35;
-constexpr double kSplitFactor = 5;        // products in fp32 out of TF32
-constexpr double kTrafficRate = 40;       // bytes per cycle and multiprocessor
-constexpr double kRowBytes = 64;          // that a row of memory costs beside its own
-constexpr double kLoadCycles = 0.7;       // of the pipe to memory, for each line that a load touches
-constexpr double kStoreCycles = 3;        // of the pipe to shared memory, for 32 cells
-constexpr double kInstructionRate = 1.6;  // per cycle and multiprocessor
-constexpr double kMix = 0.2;              // share of what is not the largest cost and does not overlap with it
-constexpr double kFarParts = 1.5;         // parts of a cell that lie in different samples or slices
-constexpr double kStageCycles = 1000;
-constexpr double kBatchCycles = 1500;  // a batch of loads on its way
-constexpr double kBlockCycles = 4000;
-constexpr double kEndRate = 9.5;  // bytes of results per cycle and multiprocessor
+constexpr double kWarpgroupShare = 1;  // of the tensor cores' peak that products reach
+constexpr double kWarpShare = 0.341;
+constexpr double kSplitFactor = 4.63;      // products in fp32 out of TF32
+constexpr double kTrafficRate = 63.6;      // bytes per cycle and multiprocessor
+constexpr double kRowBytes = 60.1;         // that a row of memory costs beside its own
+constexpr double kLoadCycles = 0.24;       // of the pipe to memory, for each line that a load touches
+constexpr double kStoreCycles = 16.2;      // of the pipe to shared memory, for 32 cells
+constexpr double kCopyCycles = 7.09;       // of the pipe to shared memory, for 32 copies
+constexpr double kArrangeCycles = 8.89;    // to read 32 cells of copies and to write them
+constexpr double kInstructionRate = 1.66;  // per cycle and multiprocessor
+constexpr double kMix = 0.142;             // share of what is not the largest cost and does not overlap with it
+constexpr double kFarParts = 1.08;         // parts of a cell that lie in different samples or slices
+constexpr double kStageCycles = 870;
+constexpr double kBatchCycles = 497;      // a batch of loads on its way
+constexpr double kLoaderCycles = 1.24e3;  // of a stage, for a warp that only loads, beside its loads
+constexpr double kTeamCycles = 200;       // and for a team beside its products
+constexpr double kWarpCycles = 2.14;      // of an instruction in a warp that only loads
+constexpr double kPairCycles = 6;         // of eight columns of a product, for a team of one warp
+constexpr double kSplitCycles = 40;       // the same in fp32 out of TF32
+constexpr double kBlockCycles = 5.37e3;
+constexpr double kEndRate = 86.5;  // bytes of results per cycle and multiprocessor
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -44,31 +51,48 @@ struct StageCost {
   double loads = 0;     // the loader's use of the pipe to memory and shared memory
   double traffic = 0;   // beyond the block
   double instructions = 0;
+  double team = 0;    // what one team takes for its products
+  double loader = 0;  // what one warp takes that does nothing but load
 };
 
-StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const DeviceProperties& device) {
-  StageCost cost;
-  const double depth = 2.0 * shape.vector();  // pixels of one product
-  const double half = shape.element_bytes == 2 ? 2.0 : 1.0;
-  const double peak = device.tf32_rate / 2 / device.multiprocessors / kClock * half;  // multiply-adds per cycle
-  const double columns = shape.run_columns();
-  const bool split = shape.math == TileMath::fp32x3;
-  const double products =
-      static_cast<double>(shape.products()) * shape.team_runs * shape.row_tiles * shape.teams();  // of one tile's rows
-  if (shape.warpgroup) {
-    cost.multiply = products * 64 * columns * depth / (peak * kWarpgroupShare);
-    cost.operands = products * (64 + columns) * 32 / 128;
-  } else {
-    cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
-    cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);
-  }
+// What a stage of one tensor asks of the warps that do nothing but load.
+struct WarpLoads {
+  double pipe = 0;  // to memory and to shared memory
+  double instructions = 0;
 
-  // Elements between neighbours in a row of cells.
-  const double row_step = shape.rows_channels_last ? 1 : static_cast<double>(reduction.row_strides[4]);
-  const double column_step = shape.columns_channels_last
-                                 ? 1
-                                 : static_cast<double>(reduction.column_strides[4]) *
-                                       (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
+  WarpLoads operator+(const WarpLoads& other) const { return {pipe + other.pipe, instructions + other.instructions}; }
+};
+
+WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
+  const RawLines lines = shape.raw_lines(of_rows);
+  const int copy = of_rows ? shape.row_copy : shape.column_copy;
+  const int vector = of_rows ? shape.row_vector : shape.column_vector;
+  const double channels = of_rows ? shape.loaded_rows() : shape.loaded_columns();
+  const double cells = channels * (of_rows ? shape.row_units() : shape.column_units());
+  const bool channels_last = shape.channels_last(of_rows);
+  const int elements = channels_last ? 1 : copy;  // of a line in a copy
+  const int line_copies = (lines.length + elements - 1) / elements;
+  const int copies = lines.lines() * line_copies;
+  // Instructions, and lines of memory that they touch.
+  const int together = copies <= 16 ? 32 / copies : 1;  // channels
+  const double rounds = std::ceil(copies / 32.0) / together;
+  const double copying = channels_last ? copies * channels / copy / 32 : channels * rounds;
+  // Elements between those that are read are passed over one by one.
+  const double gaps = !of_rows && shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1;
+  const double spread = gaps > 1 && copy == 1 ? 3 : 1;
+  const double line_bytes = static_cast<double>(line_copies) * copy * gaps * shape.element_bytes;
+  const double touched = channels_last
+                             ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.loader_warps)
+                             : channels * lines.lines() * std::max(line_bytes / 128.0 + 0.5, 1.0);
+  WarpLoads loads;
+  loads.pipe =
+      kLoadCycles * touched + kCopyCycles * spread * copying + cells / 32 * (kArrangeCycles + 4.0 * (4.0 / vector - 1));
+  loads.instructions = copying * 3 + cells / 32 * (shape.element_bytes == 4 ? 9 : 14);
+  return loads;
+}
+
+// What threads that load cells through registers ask for.
+void add_thread_loads(StageCost& cost, const ReduceShape& shape, double row_step, double column_step) {
   const auto lines = [&](bool channels_last, int lanes, int vector, double width, double step) {
     const double bytes = static_cast<double>(vector) * shape.element_bytes;
     if (channels_last) return lanes * std::max(32.0 / lanes * bytes / 128, 1.0);
@@ -85,6 +109,44 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                 kLoadCycles * shape.vector() *
                                     lines(shape.columns_channels_last, shape.column_lanes, shape.column_vector,
                                           shape.extent(2), column_step));
+  const double loader = row_chunks * (shape.vector() * (4 + 2 * shape.row_vector) + 24) +
+                        column_chunks * (shape.vector() * (4 + 2 * shape.column_vector) + 24);
+  cost.instructions = loader / kInstructionRate;
+}
+
+StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const DeviceProperties& device) {
+  StageCost cost;
+  const double depth = 2.0 * shape.vector();  // pixels of one product
+  const double half = shape.element_bytes == 2 ? 2.0 : 1.0;
+  const double peak = device.tf32_rate / 2 / device.multiprocessors / kClock * half;  // multiply-adds per cycle
+  const double columns = shape.run_columns();
+  const bool split = shape.math == TileMath::fp32x3;
+  const double products =
+      static_cast<double>(shape.products()) * shape.team_runs * shape.row_tiles * shape.teams();  // of one tile's rows
+  if (shape.warpgroup) {
+    cost.multiply = products * 64 * columns * depth / (peak * kWarpgroupShare);
+    cost.operands = products * (64 + columns) * 32 / 128;
+  } else {
+    cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
+    cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);
+    cost.team = products / shape.teams() * columns / 8 * (split ? kSplitCycles : kPairCycles);
+  }
+
+  // Elements between neighbours in a row of cells.
+  const double row_step = shape.rows_channels_last ? 1 : static_cast<double>(reduction.row_strides[4]);
+  const double column_step = shape.columns_channels_last
+                                 ? 1
+                                 : static_cast<double>(reduction.column_strides[4]) *
+                                       (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
+  if (shape.loader_warps > 0) {
+    const WarpLoads loads = warp_loads(shape, true) + warp_loads(shape, false);
+    cost.loads = loads.pipe;
+    cost.instructions = loads.instructions / kInstructionRate;
+    cost.loader = loads.instructions / shape.loader_warps * kWarpCycles;
+  } else {
+    add_thread_loads(cost, shape, row_step, column_step);
+  }
+  if (!shape.warpgroup) cost.instructions += products * (columns / 8 * (split ? 12 : 1) + 3) / kInstructionRate;
 
   // Short rows of memory cost more than their bytes, and elements that no tap reads come with their neighbours.
   const auto sectors = [&](bool channels_last, double run, double step) {
@@ -99,11 +161,6 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                   column_cells * sectors(shape.columns_channels_last, shape.tile[3] * shape.step[2] * shape.split[3],
                                          column_step)) /
                  kTrafficRate;
-
-  const double loader = row_chunks * (shape.vector() * (4 + 2 * shape.row_vector) + 24) +
-                        column_chunks * (shape.vector() * (4 + 2 * shape.column_vector) + 24);
-  const double multiplying = shape.warpgroup ? 0 : products * (columns / 8 * (split ? 12 : 1) + 3);
-  cost.instructions = (loader + multiplying) / kInstructionRate;
   return cost;
 }
 
@@ -119,9 +176,10 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest);
   // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
   // and store it between two pieces of the product, all at the same time.
-  const double chain =
-      kStageCycles + (shape.loader_warps > 0 ? std::max({kBatchCycles + cost.loads, cost.multiply, cost.operands})
-                                             : kBatchCycles * shape.batches() + cost.loads + cost.multiply);
+  const double multiplying = std::max({cost.multiply, cost.operands, cost.team});
+  const double chain = shape.loader_warps > 0
+                           ? std::max(kLoaderCycles + cost.loader, kTeamCycles + multiplying)
+                           : kStageCycles + kBatchCycles * shape.batches() + cost.loads + multiplying;
 
   const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
   const double stages = std::ceil(all / params.parts);

@@ -5,6 +5,7 @@
 
 #include "cuda/reduce.h"
 #include "cuda/reduce_cost.h"
+#include "cuda/reduce_fit.h"
 
 namespace tconv::cuda {
 namespace {
@@ -46,44 +47,11 @@ ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const
   const auto channels_last = [](const Strides& strides) { return strides[1] == 1 && strides[4] != 1; };
   shape.rows_channels_last = channels_last(reduction.row_strides);
   shape.columns_channels_last = channels_last(reduction.column_strides);
-  shape.row_vector = shape.column_vector = 1;
+  shape.row_vector = shape.column_vector = shape.row_copy = shape.column_copy = 1;
   shape.columns_first = reduction.weight_strides[2] == 1;
   // Tiles of 64 rows that are mostly empty are better cut into tiles of 16.
   shape.warpgroup = device.arch == 90 && device.has_wgmma && shape.math != TileMath::fp32x3 && reduction.rows >= 24;
   return shape;
-}
-
-// The length of the vectors in which a tensor can be loaded: neighbours in memory at multiples of the length.
-int longest_vector(const Strides& strides, std::int64_t offset, bool channels_last, std::int64_t channels,
-                   std::int64_t width, int most) {
-  int vector = most;
-  const auto divides = [&](std::int64_t value) { return value % vector == 0; };
-  const int along = channels_last ? 1 : 4;
-  const auto fits = [&] {
-    if (strides[static_cast<std::size_t>(along)] != 1 || !divides(channels_last ? channels : width)) return false;
-    for (int i = 0; i < 5; ++i) {
-      if (i != along && !divides(strides[static_cast<std::size_t>(i)])) return false;
-    }
-    return divides(offset);
-  };
-  while (vector > 1 && !fits()) vector /= 2;
-  return vector;
-}
-
-// Lanes of a warp along the units of a tensor; the others go along the channels. Sixteen bytes of eight lanes at a time
-// reach shared memory: they meet no bank twice where units start on different banks (`padded`) and half of them where
-// units touch.
-int lanes_of(bool channels_last, bool padded, int vector, int units, int channels) {
-  if (channels_last) {
-    int lanes = 1;
-    while (lanes < 8 && 32 / lanes >= 2 * (channels / vector)) lanes *= 2;
-    return lanes;
-  }
-  int others = padded ? vector : vector > 1 ? 8 : 4;
-  while (others > 1 && others >= 2 * channels) others /= 2;
-  int lanes = 32 / others;
-  while (lanes > 1 && lanes >= 2 * (units / vector)) lanes /= 2;
-  return lanes;
 }
 
 // A block's taps and how many of them a product takes.
@@ -268,94 +236,6 @@ std::vector<int> column_choices(const ReduceShape& base) {
   return choices;
 }
 
-// Inside a stage, offsets from its first element are 32-bit.
-bool offsets_fit(const ReduceShape& shape, const Reduction& reduction) {
-  const auto reach = [&](const Strides& strides, int channels, const std::array<int, 3>& extent) {
-    double elements =
-        static_cast<double>(strides[0]) * (shape.tile[0] - 1) + static_cast<double>(strides[1]) * channels;
-    for (int a = 0; a < kSpatialAxes; ++a) elements += static_cast<double>(strides[2 + a]) * extent[a];
-    return elements * shape.element_bytes;
-  };
-  std::array<int, 3> columns{};
-  for (int a = 0; a < kSpatialAxes; ++a) columns[a] = shape.reach(a, shape.extent(a) - 1);
-  return reach(reduction.row_strides, shape.loaded_rows(), {shape.tile[1], shape.tile[2], shape.tile[3]}) <
-             static_cast<double>(kIntMax) &&
-         reach(reduction.column_strides, shape.loaded_columns(), columns) < static_cast<double>(kIntMax);
-}
-
-// The vectors that a tile of pixels allows.
-void set_vectors(ReduceShape& shape, const Reduction& reduction, const ReduceOptions& options) {
-  const int most = options.aligned ? 4 : 1;
-  shape.row_vector = shape.column_vector = 1;
-  if (most == 1) return;
-  if (shape.rows_channels_last) {
-    if (shape.element_bytes == 2) {
-      shape.row_vector = longest_vector(reduction.row_strides, reduction.row_offset, true, shape.rows, 0, 2);
-    }
-  } else {
-    shape.row_vector =
-        longest_vector(reduction.row_strides, reduction.row_offset, false, 0, reduction.axes[2].row_size, most);
-    while (shape.tile[3] % shape.row_vector != 0) shape.row_vector /= 2;
-  }
-  if (shape.columns_channels_last) {
-    if (shape.element_bytes == 2) {
-      shape.column_vector =
-          longest_vector(reduction.column_strides, reduction.column_offset, true, shape.columns, 0, 2);
-    }
-  } else if (!shape.apart[2]) {
-    shape.column_vector = longest_vector(reduction.column_strides, reduction.column_offset, false, 0,
-                                         reduction.axes[2].column_size, most);
-    while (shape.tile[3] * shape.step[2] % shape.column_vector != 0) shape.column_vector /= 2;
-  }
-}
-
-// Fits lanes, batches and residency around rows, columns and pixels; false when it cannot be built.
-bool complete(ReduceShape& shape, const DeviceProperties& device) {
-  shape.row_lanes = lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
-  shape.column_lanes = lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_vector,
-                                shape.column_units(), shape.loaded_columns());
-  shape.stages = 2;
-  shape.partial = true;
-  // Warps that do nothing else load a whole stage at once.
-  constexpr int kMostWords = 96;
-  shape.most_cells = shape.element_bytes == 2 && shape.row_vector + shape.column_vector < 4 ? 4 : 8;
-  if (shape.loader_warps > 0) shape.most_cells = 1024;
-  if (shape.loader_warps > 0 ? shape.batch_words() > kMostWords : shape.batches() > 8) return false;
-  // What a descriptor can say.
-  if (shape.warpgroup && shape.place_step(2) * shape.team_columns >= 1 << 14) return false;
-  const auto shared = static_cast<std::size_t>(shape.shared_bytes());
-  if (shared > device.shared_bytes_per_block) return false;
-  const int by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor / (shared + 1024));
-  const int most_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
-  const int registers = reduce_registers(shape);
-  if (shape.loader_warps == 0) {
-    // Four schedulers share the registers, and the warps of a block go around among them.
-    const int threads = round_up(shape.threads(), 128);
-    if (registers > 250 || threads * registers > 65536) return false;
-    const int by_registers = 65536 / (threads * round_up(registers, 8));
-    shape.blocks_per_multiprocessor =
-        std::clamp(std::min({by_registers, by_shared, most_threads / shape.threads()}), 1, 8);
-    return true;
-  }
-  // All threads start with the same registers; where teams need more, those that load give up what they don't need.
-  const int team_threads = 32 * shape.team_warps();
-  const int loader_threads = 32 * shape.loader_warps;
-  shape.loader_registers = round_up(shape.batch_words() + shape.row_batch() + shape.column_batch() + 68, 8);
-  for (int blocks = std::min({by_shared, most_threads / shape.threads(), 4}); blocks >= 1; --blocks) {
-    const int start = std::min(65536 / blocks / shape.threads() / 8 * 8, 248);
-    // One instruction must fit what all threads start with.
-    if (start < shape.loader_registers || start < 4 * shape.column_tiles() + 32) continue;
-    shape.blocks_per_multiprocessor = blocks;
-    shape.team_registers = 0;
-    if (registers <= start) return true;
-    const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
-    if (most < registers) continue;
-    shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});
-    return true;
-  }
-  return false;
-}
-
 // The parts into which the pixels may be cut: none, or as many as fill the chip once or some times.
 void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shape, const Problem& problem,
                const Reduction& reduction, const DeviceProperties& device) {
@@ -415,13 +295,11 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
         for (const PixelTile& box : boxes) {
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
-          set_vectors(shape, reduction, options);
           for (const int loaders : {0, 4, 8}) {
-            // Halves on their way take a register each, more than such warps have.
-            if (loaders > 0 && shape.element_bytes == 2) continue;
+            // Products of single warps take as long as the loads, and longer where half of their rows are empty.
+            if (!shape.warpgroup && (loaders == 8 || (loaders > 0 && shape.rows < 16))) continue;
             shape.loader_warps = loaders;
-            if (loaders > 0 && (!shape.warpgroup || !options.aligned)) continue;
-            if (offsets_fit(shape, reduction) && complete(shape, device)) {
+            if (fit_to_device(shape, reduction, device, options)) {
               add_parts(candidates, shape, problem, reduction, device);
             }
           }

@@ -625,7 +625,8 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
   // Kinds of kernels may differ in the order of their sums. Which kind comes first is decided for a batch that fills
   // the chip, whatever the problem's own is.
   Problem filled = problem;
-  filled.batch = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(2 * 132 / blocks_of_sample(problem))));
+  const double blocks = blocks_of_sample(problem) * candidates.front().shape.depth_blocks;
+  filled.batch = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(132 / blocks)));
   bool prefers_streams = candidates.front().shape.streams;
   if (filled.batch != problem.batch) {
     const std::vector<TileCandidate> others = sorted_candidates(filled, device, options);

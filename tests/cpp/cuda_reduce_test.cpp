@@ -72,6 +72,35 @@ TEST_F(EmulatedReduce, Warps) {
 TEST_F(EmulatedReduce, Warpgroups) {
   for (const std::size_t i : {0U, 1U, 2U, 3U, 4U, 5U, 6U, 8U, 9U, 11U, 13U, 14U, 16U}) check(shapes()[i], 90);
 }
+// Cuts with warps that only load, the best one or one from anywhere, whatever the planner prefers.
+TEST_F(EmulatedReduce, WarpsThatOnlyLoad) {
+  const std::vector<Problem> all = shapes();
+  std::vector<Problem> problems;
+  for (const std::size_t i : {0U, 2U, 3U, 5U, 6U, 7U, 9U, 12U, 13U, 16U}) problems.push_back(all[i]);
+  problems.push_back(gradient(all[4], DType::bf16));
+  problems.push_back(gradient(make(2, 40, 24, 1, {axis(6, 3, 1, 1), axis(16, 3, 1, 1)}), DType::f16));
+  problems.push_back(gradient(all[1], DType::f32, Precision::strict));
+  for (const std::size_t i : {0U, 6U, 10U}) {
+    Problem problem = problems[i];
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    problems.push_back(problem);
+  }
+  const DeviceProperties device = test::gpu(90);
+  for (const Problem& problem : problems) {
+    SCOPED_TRACE(to_string(problem));
+    std::vector<ReduceCandidate> divided;
+    for (const ReduceCandidate& candidate : reduce_candidates(problem, device)) {
+      if (candidate.shape.loader_warps > 0) divided.push_back(candidate);
+    }
+    if (divided.empty()) continue
+    const auto any = static_cast<std::size_t>(random.between(0, static_cast<int>(divided.size()) - 1));
+    const test::EmulatedCase data(problem, random);
+    EXPECT_EQ(data.fails(propose_reduce(problem, device, divided[checked % 2 == 0 ? 0 : any])), "");
+    ++checked;
+  }
+  EXPECT_EQ(checked, static_cast<int>(problems.size()));
+}
 TEST_F(EmulatedReduce, StrictPrecision) {
   for (const std::size_t i : {1U, 10U}) check(gradient(shapes()[i], DType::f32, Precision::strict), 90);
 }

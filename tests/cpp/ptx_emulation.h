@@ -169,6 +169,11 @@ inline Cell load_16(const void* global) {
   std::memcpy(&cell, global, 16);
   return cell;
 }
+template <int kBytes>
+void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  out[0] = 0;
+  std::memcpy(out, emulation::place(shared, kBytes), kBytes);
+}
 inline void store_16(unsigned shared, const Cell& cell) { std::memcpy(emulation::place(shared, 16), &cell, 16); }
 
 inline float load_from_block(unsigned address, int rank) {
@@ -243,6 +248,7 @@ inline unsigned round_to_tf32(float value) {
   if ((bits & 0x7f800000U) == 0x7f800000U) return bits;
   return (bits + 0x1000U) & ~0x1fffU;
 }
+inline unsigned nearest_tf32(float value) { return round_to_tf32(value); }
 inline unsigned short round_to_f16(float value) { return tconv::cpu::to_float16(value).bits; }
 inline unsigned short round_to_bf16(float value) { return tconv::cpu::to_bfloat16(value).bits; }
 inline float widen_f16(unsigned short bits) { return tconv::cpu::to_float(tconv::cpu::Float16{bits}); }

@@ -17,6 +17,7 @@ import tempfile
 KERNELS = (
     "tconv_tile of tile.cuh",
     "tconv_tile of tile_sm90.cuh",
+    "tconv_tile of tile_stream.cuh",
     "tconv_tile_pack of tile_pack.cuh",
     "tconv_direct of direct.cuh",
     "tconv_depthwise of direct_depthwise.cuh",
@@ -49,6 +50,10 @@ def shapes():
     yield 2, 2, 32, 32, 4, 9, 3, 2, 1, 1, 1
     yield 2, 2, 3, 5, 1, 9, 3, 2, 1, 0, 1
     yield 2, 2, 128, 3, 1, 16, 4, 2, 1, 0, 1
+    # Large enough for packed weights and for warps that only load.
+    yield 2, 2, 512, 256, 1, 16, 2, 2, 0, 0, 1
+    yield 2, 1, 256, 256, 1, 15, 3, 2, 1, 1, 1
+    yield 1, 2, 256, 128, 1, 300, 16, 8, 4, 0, 1
 
 
 def run_all() -> None:

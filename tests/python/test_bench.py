@@ -119,7 +119,7 @@ def test_a_run_measures_and_reports(backward: bool, monkeypatch: pytest.MonkeyPa
     assert 0 < results[1].checks[0].norm < results[1].checks[0].norm_limit
     assert results[1].difference < 1e-4
 
-    record = json.loads(bench_report.as_json(run, results, None))
+    record = json.loads(bench_report.record_text(bench_report.Outcome(run, results).as_record()))
     assert record["results"][1]["ours_seconds"]["median"] == results[1].ours.median
     assert record["settings"]["direction"] == ("backward" if backward else "forward")
     assert {"date", "command", "machine", "versions", "limits"} <= record.keys()
@@ -136,7 +136,7 @@ def test_a_wrong_kernel_is_reported_and_not_timed(monkeypatch: pytest.MonkeyPatc
     def wrong(x: torch.Tensor, weight: torch.Tensor, *args: object, **keywords: object) -> torch.Tensor:
         return F.conv_transpose2d(x, weight * 1.001, *args, **keywords)
 
-    monkeypatch.setitem(bench._OURS, 2, wrong)
+    monkeypatch.setitem(bench.OURS, 2, wrong)
     run = bench.Bench(bench.Options(names=["FSRCNN.x4_train"], device="cpu", seconds=0.01))
     result = run.run(run.problems[0])
     assert not result.passed
@@ -148,7 +148,7 @@ def test_a_failing_call_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_args: object, **_keywords: object) -> torch.Tensor:
         raise RuntimeError("out of order")
 
-    monkeypatch.setitem(bench._OURS, 2, failing)
+    monkeypatch.setitem(bench.OURS, 2, failing)
     run = bench.Bench(bench.Options(names=["FSRCNN.x4_train"], device="cpu"))
     result = run.run(run.problems[0])
     assert not result.passed

@@ -18,7 +18,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ((), ("bench",), ("explain",), ("prepare",), ("export",), ("info",)):
+    for command in ((), ("bench",), ("explain",), ("prepare",), ("export",), ("kernelbench",), ("info",)):
         with pytest.raises(SystemExit) as ended:
             cli.main([*command, "--help"])
         assert ended.value.code == 0
@@ -101,7 +101,8 @@ def test_explain_lists_the_problems(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "nothing"], "no problem is called 'nothing'"),
         (["bench", "--device", "tpu"], "device"),
         (["bench", "kb64", "--channels-last"], "2-D or 3-D"),
-        (["export", "kb65"], "not available in this version"),
+        (["export", "--problem", "nothing", "-o", "-"], "no problem is called 'nothing'"),
+        (["kernelbench", "/nowhere"], "has no transposed-convolution problem"),
         (["prepare", "nothing"], "no problem is called 'nothing'"),
     ],
 )
@@ -145,12 +146,6 @@ def test_preparing_a_model_leaves_it_as_it_was() -> None:
     assert calls == [False]
     assert [module.training for module in model] == [True, True, False]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-def test_export_has_one_answer_whatever_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, complaint = run(capsys, "export", "--problem", "kb75", "-o", "model.py")
-    assert code == 2
-    assert "not available" in complaint
 
 
 def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

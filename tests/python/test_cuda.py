@@ -18,6 +18,7 @@ import tconv
 import tconv.testing
 from oracle import CHANNELS_LAST, OURS, THEIRS, Case, gradients, wide
 from tconv import problems
+from tconv.networks import UNetDecoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -164,6 +165,32 @@ def test_capture_in_a_cuda_graph():
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.testing.assert_close(y, layer(x), rtol=0, atol=0)
+
+
+def test_capture_a_unet_decoder_in_a_cuda_graph():
+    width, levels, size = 32, 4, 16
+    decoder = tconv.convert(UNetDecoder(width, levels)).cuda()
+
+    def features() -> list[torch.Tensor]:
+        sizes = [
+            (width << levels, size),
+            *((width << level, size << (levels - level)) for level in reversed(range(levels))),
+        ]
+        return [torch.randn(2, channels, side, side, device="cuda") for channels, side in sizes]
+
+    inputs = features()
+    tconv.prepare(decoder, *inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        output = decoder(*inputs)
+    with torch.no_grad():
+        for _ in range(3):
+            for tensor, fresh in zip(inputs, features(), strict=True):
+                tensor.copy_(fresh)
+            output.fill_(math.nan)
+            graph.replay()
+            # PyTorch's own convolutions are in there too, and need not sum in the same order every time.
+            torch.testing.assert_close(output, decoder(*inputs), rtol=1e-3, atol=1e-3)
 
 
 def test_writes_through_data_are_seen():

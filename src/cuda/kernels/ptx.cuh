@@ -87,6 +87,25 @@ __device__ __forceinline__ Cell load_16(const void* global) {
   return cell;
 }
 
+// Neighbouring bytes as words, two alone in the low half of one.
+template <int kBytes>
+__device__ __forceinline__ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  if constexpr (kBytes == 2) {
+    unsigned short value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(shared) : "memory");
+    out[0] = value;
+  } else if constexpr (kBytes == 4) {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out[0]) : "r"(shared) : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "r"(shared) : "memory");
+  } else {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(cell.word[0]), "r"(cell.word[1]),
                "r"(cell.word[2]), "r"(cell.word[3])
@@ -196,6 +215,17 @@ __device__ __forceinline__ unsigned round_to_tf32(float value) {
   unsigned bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
   return bits;
+}
+
+// The same by one instruction where there is one, which rounds ties to even.
+__device__ __forceinline__ unsigned nearest_tf32(float value) {
+#if __CUDA_ARCH__ >= 900
+  unsigned bits;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+#else
+  return round_to_tf32(value);
+#endif
 }
 
 __device__ __forceinline__ unsigned short round_to_f16(float value) {

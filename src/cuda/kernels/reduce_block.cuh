@@ -2,7 +2,7 @@
 // and at the end write the sums.
 #pragma once
 
-#include "reduce_load.cuh"
+#include "reduce_stage.cuh"
 
 // The sums of a thread in one row, as fragments hold them: pairs of neighbours.
 __device__ __forceinline__ void store_row(const TeamTile& team, int tile, int half, float* row) {
@@ -33,32 +33,48 @@ __device__ __forceinline__ void store_parts(const ReduceParams& params, const Re
   }
 }
 
-// Writes the staged rows: those of every warp's tile, in the order of the weight.
+// Writes the staged rows: those of every warp's tile, in the order of the weight. A thread has the same weights of some
+// rows.
 __device__ __forceinline__ void store_staged(const ReduceParams& params, const ReduceBlock& block, int tile, int half,
                                              const float* staged) {
   constexpr int kTaps = kShape.all_taps();
   constexpr int kColumns = kShape.loaded_columns();
+  constexpr int kSums = kColumns * kTaps;
+  constexpr int kRowsAtOnce = kSums < kThreads ? kThreads / kSums : 1;
+  constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
   const long long (&stride)[6] = params.weight_strides;
   Element* const weight = static_cast<Element*>(params.weight) + block.group * stride[0];
+  const int first_slot = kRowsAtOnce > 1 ? threadIdx.x / kSums : 0;
+  if (first_slot >= kRowsAtOnce) return;
 #pragma unroll 1
-  for (int index = threadIdx.x; index < kShape.staged_rows() * kColumns * kTaps; index += kThreads) {
-    const int at = index % (kColumns * kTaps);
-    const int slot = index / (kColumns * kTaps);  // [team][warp of it][row]
+  for (int at = threadIdx.x - first_slot * kSums; at < kSums; at += kThreads) {
     const int column = kShape.columns_first ? at % kColumns : at / kTaps;
     const int tap = kShape.columns_first ? at / kColumns : at % kTaps;
     const int w = tap % kShape.taps[2];
     const int h = tap / kShape.taps[2] % kShape.taps[1];
     const int d = tap / kShape.taps[2] / kShape.taps[1];
-    constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
-    const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
-                    slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
-    if (row < kShape.rows && block.first_column + column < kShape.columns &&
-        block.first_tap[0] + d < kShape.kernel[0] && block.first_tap[1] + h < kShape.kernel[1] &&
-        block.first_tap[2] + w < kShape.kernel[2]) {
-      weight[row * stride[1] + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
-             (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5]] =
-          to_storage(staged[slot * kShape.staged_pitch() + kShape.sum_of(column, d, h, w)], Element());
+    if (block.first_column + column >= kShape.columns || block.first_tap[0] + d >= kShape.kernel[0] ||
+        block.first_tap[1] + h >= kShape.kernel[1] || block.first_tap[2] + w >= kShape.kernel[2]) {
+      continue;
     }
+    Element* const target = weight + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
+                            (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5];
+    const float* const source = staged + kShape.sum_of(column, d, h, w);
+#pragma unroll 4
+    for (int slot = first_slot; slot < kShape.staged_rows(); slot += kRowsAtOnce) {  // [team][warp of it][row]
+      const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
+                      slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
+      if (row < kShape.rows) target[row * stride[1]] = to_storage(source[slot * kShape.staged_pitch()], Element());
+    }
+  }
+}
+
+// All warps stop here, wherever they come from.
+__device__ __forceinline__ void meet() {
+  if constexpr (kShape.loader_warps > 0) {
+    ptx::sync_first_threads<kThreads>();
+  } else {
+    __syncthreads();
   }
 }
 
@@ -71,9 +87,9 @@ __device__ __forceinline__ void store_result(const ReduceParams& params, const R
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       stage(tile, half);
-      __syncthreads();
+      meet();
       store_staged(params, block, tile, half, staged);
-      __syncthreads();
+      meet();
     }
   }
 }
@@ -136,61 +152,116 @@ __device__ __forceinline__ void load_and_multiply(const ReduceParams& params, co
   }
 }
 
-// The same with divided labour: in each turn some warps multiply a stage while the others load the next one. A stage
-// waits in the registers of those until its place in shared memory is free, so that loads are always under way.
-__device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
-                                            Loader& loader) {
-  StageOrigin origin(params, stages.begin);
-  loader.rows.keep_offsets();
-  loader.columns.keep_offsets();
-  loader.prepare(params, block, origin);
+// Stages in a ring, for divided labour: some warps load them, the others multiply. Each stage has a barrier that says
+// that it is loaded, and one that says that all teams are done with it.
+struct Ring {
+  static constexpr int kStageBytes = kShape.stage_cells() * 16;
+
+  unsigned stages;
+  unsigned barriers;
+  int slot = 0;
+  int lap = 0;  // modulo 2
+
+  __device__ __forceinline__ Ring(unsigned shared) : stages(shared), barriers(shared + kShape.table_cell() * 16) {}
+
+  __device__ __forceinline__ unsigned stage() const { return stages + slot * kStageBytes; }
+  __device__ __forceinline__ unsigned loaded() const { return barriers + slot * 16; }
+  __device__ __forceinline__ unsigned done() const { return loaded() + 8; }
+  __device__ __forceinline__ void advance() {
+    if (++slot == kShape.stages) {
+      slot = 0;
+      lap ^= 1;
+    }
+  }
+
+  // By one thread, before the others use the ring.
+  __device__ __forceinline__ void init() {
 #pragma unroll 1
-  for (int index = stages.begin - 1; index <= stages.end; ++index) {
-    if (index >= stages.begin && index < stages.end) {
-      loader.rows.store(stages.at(index), 0);
-      loader.columns.store(stages.at(index), 0);
-      publish_stage();
+    for (int i = 0; i < kShape.stages; ++i) {
+      ptx::init_barrier(barriers + i * 16, kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
     }
-    if (index + 1 < stages.end) {
-      loader.rows.fetch(params, 0);
-      loader.columns.fetch(params, 0);
-      origin.advance(params);
-      loader.prepare(params, block, origin);
-    }
-    if (index >= stages.begin) __syncthreads();
+    ptx::publish_barriers();
+  }
+};
+
+// Copies are under way while the stage before them is arranged.
+__device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                            Ring ring, const LineLoader& loader) {
+  constexpr int kAhead = kShape.raw_stages - 1;
+  StageOrigin origin(params, stages.begin);
+  int copied = stages.begin;
+  int raw_in = 0;
+  int raw_out = 0;
+  const auto copy_next = [&] {
+    if (copied < stages.end) loader.copy(params, block, origin, raw_in);
+    ptx::commit_copies();
+    origin.advance(params);
+    ++copied;
+    raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
+  };
+#pragma unroll 1
+  for (int i = 0; i < ptx::opaque(kAhead); ++i) copy_next();
+#pragma unroll 1
+  for (int index = stages.begin; index < stages.end; ++index) {
+    ptx::wait_for_copies<kAhead - 1>();
+    __syncwarp();
+    copy_next();
+    ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+    loader.arrange(raw_out, ring.stage());
+    publish_stage();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+    raw_out = raw_out + 1 == kShape.raw_stages ? 0 : raw_out + 1;
+    ring.advance();
   }
 }
 
-__device__ __forceinline__ void multiply_stages(const Stages& stages, TeamTile& team) {
+// The products of a stage are under way while the next one's are started.
+__device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring, TeamTile& team) {
+  unsigned former = 0;
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
-    __syncthreads();
-    team.multiply_stage(stages.at(index), 0, kShape.products());
-    team.end_stage();
+    ptx::wait_barrier(ring.loaded(), ring.lap);
+    team.multiply_stage(ring.stage(), 0, kShape.products());
+    team.end_former_stage();
+    if (index > stages.begin && threadIdx.x % 32 == 0) ptx::arrive(former);
+    former = ring.done();
+    ring.advance();
   }
-  __syncthreads();
+  team.end_stage();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     tconv_reduce(const __grid_constant__ ReduceParams params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const ReduceBlock block(params, blockIdx.x);
-  const Stages stages(params, block, ptx::shared_address(shared_memory));
+  const unsigned shared = ptx::shared_address(shared_memory);
+  const Stages stages(params, block, shared);
   float* const staged = reinterpret_cast<float*>(shared_memory);
-  Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
-  __syncthreads();
   if constexpr (kShape.loader_warps == 0) {
+    Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
+    __syncthreads();
     TeamTile team(column_lead(params, block));
     load_and_multiply(params, block, stages, loader, team);
     store_sums(params, block, team, staged);
-  } else if (__shfl_sync(~0u, threadIdx.x / 32, 0) >= kFirstLoader) {
-    if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-    load_stages(params, block, stages, loader);
-    if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
   } else {
-    if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
-    TeamTile team(column_lead(params, block));
-    multiply_stages(stages, team);
-    store_sums(params, block, team, staged);
+    Ring ring(shared);
+    if (threadIdx.x == 0) ring.init();
+    __syncthreads();
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (warp >= kShape.team_warps()) {
+      if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+      const LineLoader loader(params, block, warp - kShape.team_warps(), shared + kShape.raw_cell() * 16);
+      load_stages(params, block, stages, ring, loader);
+      meet();
+      if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
+    } else {
+      if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
+      TeamTile team(column_lead(params, block));
+      multiply_stages(stages, ring, team);
+      meet();
+      store_sums(params, block, team, staged);
+    }
   }
 }

@@ -1,53 +1,79 @@
 // The second kernel of grad_weight on tensor cores: adds up the parts of each weight, always in the same order. The
-// config before this file defines Element and kShape.
+// config before this file defines Element, kShape and kPieces: threads that share the parts of a weight.
 #include "reduce_params.cuh"
 #include "tile_element.cuh"
 
-extern "C" __global__ void __launch_bounds__(kFinishLanes* kFinishPieces)
-    tconv_reduce_finish(const __grid_constant__ ReduceParams params) {
-  __shared__ float pieces[kFinishPieces][kFinishLanes];
-  const int lane = threadIdx.x % kFinishLanes;
-  const int piece = threadIdx.x / kFinishLanes;
+constexpr int kLanes = kFinishThreads / kPieces;
+constexpr int kWidth = kShape.kernel[2];
+constexpr int kTogether = kWidth <= 8 ? kWidth : 4;  // neighbouring taps of a thread
 
-  // Neighbouring lanes take neighbouring columns, as the parts lie.
-  const long long index = static_cast<long long>(blockIdx.x) * kFinishLanes + lane;
-  long long rest = index;
+extern "C" __global__ void __launch_bounds__(kFinishThreads)
+    tconv_reduce_finish(const __grid_constant__ ReduceParams params) {
+  __shared__ float pieces[kPieces > 1 ? kPieces : 1][kTogether][kLanes];
+  const int lane = threadIdx.x % kLanes;
+  const int piece = threadIdx.x / kLanes;
+
+  // Neighbouring lanes take neighbouring columns, as the parts lie; a thread takes taps that are neighbours in the
+  // weight.
+  constexpr int kWidths = (kWidth + kTogether - 1) / kTogether;
+  long long rest = static_cast<long long>(blockIdx.x) * kLanes + lane;
   const int column = static_cast<int>(rest % kShape.columns);
   rest /= kShape.columns;
-  int tap[3];
-#pragma unroll
-  for (int axis = 2; axis >= 0; --axis) {
-    tap[axis] = static_cast<int>(rest % kShape.kernel[axis]);
-    rest /= kShape.kernel[axis];
-  }
+  const int first = static_cast<int>(rest % kWidths) * kTogether;
+  rest /= kWidths;
+  const int h = static_cast<int>(rest % kShape.kernel[1]);
+  rest /= kShape.kernel[1];
+  const int d = static_cast<int>(rest % kShape.kernel[0]);
+  rest /= kShape.kernel[0];
   const int row = static_cast<int>(rest % kShape.rows);
   const int group = static_cast<int>(rest / kShape.rows);
   const bool exists = group < params.groups;
 
   int tile =
       (group * params.row_blocks + row / kShape.block_rows()) * params.column_blocks + column / kShape.block_columns();
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) tile = tile * params.tap_blocks[axis] + tap[axis] / kShape.taps[axis];
+  tile = (tile * params.tap_blocks[0] + d / kShape.taps[0]) * params.tap_blocks[1] + h / kShape.taps[1];
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
-  const float* const sums =
-      params.sums +
-      (static_cast<long long>(tile) * kShape.block_rows() + row % kShape.block_rows()) * kShape.block_sums() +
-      kShape.sum_of(column % kShape.block_columns(), tap[0] % kShape.taps[0], tap[1] % kShape.taps[1],
-                    tap[2] % kShape.taps[2]);
 
-  float total = 0;
-  const int begin = params.parts * piece / kFinishPieces;
-  const int end = params.parts * (piece + 1) / kFinishPieces;
+  float total[kTogether] = {};
   if (exists) {
-#pragma unroll 8
-    for (int part = begin; part < end; ++part) total += sums[part * part_sums];
-  }
-  pieces[piece][lane] = total;
-  __syncthreads();
-  if (piece > 0 || !exists) return;
+    int at[kTogether];  // among the sums of a part, from the first tap's tile
 #pragma unroll
-  for (int other = 1; other < kFinishPieces; ++other) total += pieces[other][lane];
+    for (int i = 0; i < kTogether; ++i) {
+      const int w = min(first + i, kWidth - 1);
+      at[i] =
+          w / kShape.taps[2] * kShape.block_rows() * kShape.block_sums() +
+          kShape.sum_of(column % kShape.block_columns(), d % kShape.taps[0], h % kShape.taps[1], w % kShape.taps[2]);
+    }
+    const float* sums = params.sums + (static_cast<long long>(tile) * params.tap_blocks[2] * kShape.block_rows() +
+                                       row % kShape.block_rows()) *
+                                          kShape.block_sums();
+    const int begin = params.parts * piece / kPieces;
+    const int end = params.parts * (piece + 1) / kPieces;
+    sums += begin * part_sums;
+#pragma unroll 2
+    for (int part = begin; part < end; ++part) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) total[i] += sums[at[i]];
+      sums += part_sums;
+    }
+  }
+  if constexpr (kPieces > 1) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) pieces[piece][i][lane] = total[i];
+    __syncthreads();
+    if (piece > 0) return;
+#pragma unroll
+    for (int other = 1; other < kPieces; ++other) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) total[i] += pieces[other][i][lane];
+    }
+  }
+  if (!exists) return;
   const long long (&stride)[6] = params.weight_strides;
-  static_cast<Element*>(params.weight)[group * stride[0] + row * stride[1] + column * stride[2] + tap[0] * stride[3] +
-                                       tap[1] * stride[4] + tap[2] * stride[5]] = to_storage(total, Element());
+  Element* const weight = static_cast<Element*>(params.weight) + group * stride[0] + row * stride[1] +
+                          column * stride[2] + d * stride[3] + h * stride[4];
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i) {
+    if (first + i < kWidth) weight[(first + i) * stride[5]] = to_storage(total[i], Element());
+  }
 }

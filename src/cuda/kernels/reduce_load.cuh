@@ -5,7 +5,6 @@
 #include "tile_element.cuh"
 
 constexpr int kThreads = kShape.threads();
-constexpr int kFirstLoader = kShape.loader_warps > 0 ? kShape.team_warps() : 0;
 constexpr int kVector = kShape.vector();
 
 // What a block computes, and which part of the pixels it adds up.
@@ -36,9 +35,19 @@ struct ReduceBlock {
 
 // Elements between the start of a vector and the first that a block's taps read along the width.
 __device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
-  if (kShape.columns_channels_last || kShape.column_vector == 1) return 0;
+  constexpr int kUnit = kShape.column_unit();
+  if (kUnit == 1) return 0;
   const int first = block.first_tap[2] * kShape.tap_step[2] - params.pad[2];
-  return (first % kShape.column_vector + kShape.column_vector) % kShape.column_vector;
+  return (first % kUnit + kUnit) % kUnit;
+}
+
+template <bool kOfRows>
+__device__ __forceinline__ const long long (&side_strides(const ReduceParams& params))[5] {
+  if constexpr (kOfRows) {
+    return params.row_strides;
+  } else {
+    return params.column_strides;
+  }
 }
 
 // The pixels of a stage: the first sample and the first pixel along each axis.
@@ -67,6 +76,49 @@ struct StageOrigin {
   static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }
 };
 
+// The first element of a stage in one of the tensors, inside of it or not, along samples and axes.
+template <bool kOfRows>
+struct StageStart {
+  int begin[4];
+
+  StageStart() = default;
+  __device__ __forceinline__ StageStart(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int lead) {
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      const int axis = dimension - 1;
+      begin[dimension] = origin.first[dimension];
+      if (!kOfRows && dimension > 0) {
+        begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
+                           params.pad[axis] - (axis == 2 ? lead : 0);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ int limit(const ReduceParams& params, int dimension) {
+    if (dimension == 0) return params.batch;
+    return kOfRows ? params.row_size[dimension - 1] : params.column_size[dimension - 1];
+  }
+};
+
+// The pixels of one channel, out of vectors of neighbours, one vector for each part of the cell.
+template <int kWords>
+__device__ __forceinline__ Cell cell_of(const unsigned* words, int at) {
+  Cell cell;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    if constexpr (kShape.element_bytes == 4) {
+      const unsigned bits = words[word * kWords + at];
+      cell.word[word] = kRoundsToTf32 ? ptx::nearest_tf32(__uint_as_float(bits)) : bits;
+    } else {
+      const unsigned low = words[2 * word * kWords + at / 2];
+      const unsigned high = words[(2 * word + 1) * kWords + at / 2];
+      cell.word[word] = at % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
+    }
+  }
+  return cell;
+}
+
 // Where the cells of a unit lie: from the stage's first element in bytes, and along samples and axes.
 struct alignas(16) UnitPlace {
   unsigned offset;
@@ -88,7 +140,6 @@ struct Side {
   static constexpr int kChunks = kOfRows ? kShape.row_chunks() : kShape.column_chunks();
   static constexpr int kBatch = kOfRows ? kShape.row_batch() : kShape.column_batch();
   static constexpr int kWords = kShape.vector_words(kLength);
-  static constexpr bool kKept = kShape.loader_warps > 0;
   static constexpr unsigned kNothing = ~0u;
 
   const Element* base;  // sample 0, the block's first channel
@@ -99,36 +150,20 @@ struct Side {
 
   // The stage that is loaded next: its first element, inside the tensor or not, and whether all of it is inside.
   const Element* start;
-  int begin[4];
+  StageStart<kOfRows> at_start;
   bool inside;
 
-  unsigned offset[kKept ? kBatch : 1];  // of the thread's vectors from there, where it has the same ones in each stage
   unsigned words[kBatch * kVector * kWords];  // on their way
 
-  static __device__ __forceinline__ const long long (&strides(const ReduceParams& params))[5] {
-    if constexpr (kOfRows) {
-      return params.row_strides;
-    } else {
-      return params.column_strides;
-    }
-  }
-  // From one part of a cell to the next, along samples or an axis.
-  static constexpr int part_step(int dimension) {
-    return kShape.tile[dimension] * (kOfRows || dimension == 0 ? 1 : kShape.step[dimension - 1]);
-  }
-  static constexpr int part_of(int v, int dimension) {
-    for (int inner = 3; inner > dimension; --inner) v /= kShape.split[inner];
-    return v % kShape.split[dimension];
-  }
   // The pixels of a cell, a bit each, that belong to a part.
   static constexpr unsigned bits_of(int dimension, int part) {
     unsigned bits = 0;
-    for (int v = 0; v < kVector; ++v) bits |= part_of(v, dimension) == part ? 1u << v : 0u;
+    for (int v = 0; v < kVector; ++v) bits |= kShape.part_of(v, dimension) == part ? 1u << v : 0u;
     return bits;
   }
 
   __device__ __forceinline__ Side(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int first_channel = kOfRows ? block.first_row : block.first_column;
     const int all = kOfRows ? kShape.rows : kShape.columns;
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
@@ -162,7 +197,7 @@ struct Side {
     return (chunk / kUnitGroups * kOthers + threadIdx.x % kOthers) * kChannelsStep;
   }
   static __device__ __forceinline__ int chunk_of(int batch, int item) {
-    return (batch * kBatch + item) * kShape.loading_warps() + threadIdx.x / 32 - kFirstLoader;
+    return (batch * kBatch + item) * kShape.team_warps() + threadIdx.x / 32;
   }
 
   // How far a vector lies from the stage's first element, in bytes.
@@ -173,36 +208,21 @@ struct Side {
     return exists ? places[min(unit, kUnits - 1)].offset + channel * channel_bytes : kNothing;
   }
 
-  // Once the table of places is written.
-  __device__ __forceinline__ void keep_offsets() {
-#pragma unroll
-    for (int item = 0; item < kBatch; ++item) offset[item] = offset_of(chunk_of(0, item));
-  }
-
   __device__ __forceinline__ void prepare(const ReduceParams& params, const ReduceBlock& block,
                                           const StageOrigin& origin) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    at_start = StageStart<kOfRows>(params, block, origin, lead);
     start = base;
     inside = true;
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
-      const int axis = dimension - 1;
-      begin[dimension] = origin.first[dimension];
-      if (!kOfRows && dimension > 0) {
-        begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
-                           params.pad[axis] - (axis == 2 ? lead : 0);
-      }
-      start += begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
-      const int last_unit =
-          kOfRows || dimension == 0 ? kShape.tile[dimension] - 1 : kShape.reach(axis, kShape.extent(axis) - 1);
-      const int end = begin[dimension] + (kShape.split[dimension] - 1) * part_step(dimension) + last_unit;
-      inside = inside && begin[dimension] >= 0 && end < limit(params, dimension);
+      const int begin = at_start.begin[dimension];
+      start += begin * stride[dimension == 0 ? 0 : 1 + dimension];
+      const int last_unit = kOfRows || dimension == 0 ? kShape.tile[dimension] - 1
+                                                      : kShape.reach(dimension - 1, kShape.extent(dimension - 1) - 1);
+      const int end = begin + (kShape.split[dimension] - 1) * kShape.part_step(kOfRows, dimension) + last_unit;
+      inside = inside && begin >= 0 && end < at_start.limit(params, dimension);
     }
-  }
-
-  static __device__ __forceinline__ int limit(const ReduceParams& params, int dimension) {
-    if (dimension == 0) return params.batch;
-    return kOfRows ? params.row_size[dimension - 1] : params.column_size[dimension - 1];
   }
 
   // The pixels of a vector's cells that exist, a bit each.
@@ -213,8 +233,9 @@ struct Side {
     for (int dimension = 0; dimension < 4; ++dimension) {
 #pragma unroll
       for (int part = 0; part < kShape.split[dimension]; ++part) {
-        const int position = begin[dimension] + place.at[dimension] + part * part_step(dimension);
-        if (static_cast<unsigned>(position) >= static_cast<unsigned>(limit(params, dimension))) {
+        const int position =
+            at_start.begin[dimension] + place.at[dimension] + part * kShape.part_step(kOfRows, dimension);
+        if (static_cast<unsigned>(position) >= static_cast<unsigned>(at_start.limit(params, dimension))) {
           mask &= ~bits_of(dimension, part);
         }
       }
@@ -224,12 +245,12 @@ struct Side {
 
   // Loads the pixels of one batch of the thread's vectors.
   __device__ __forceinline__ void fetch(const ReduceParams& params, int batch) {
-    const long long (&stride)[5] = strides(params);
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
     unsigned offsets[kBatch];
     unsigned masks[kBatch];
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
-      offsets[item] = kKept ? offset[kKept ? item : 0] : offset_of(chunk_of(batch, item));
+      offsets[item] = offset_of(chunk_of(batch, item));
       masks[item] = offsets[item] != kNothing ? ~0u : 0u;
     }
     if (!inside) {
@@ -242,7 +263,8 @@ struct Side {
       const Element* part = start;
 #pragma unroll
       for (int dimension = 0; dimension < 4; ++dimension) {
-        part += part_of(v, dimension) * part_step(dimension) * stride[dimension == 0 ? 0 : 1 + dimension];
+        part += kShape.part_of(v, dimension) * kShape.part_step(kOfRows, dimension) *
+                stride[dimension == 0 ? 0 : 1 + dimension];
       }
       parts[v] = reinterpret_cast<const char*>(part);
     }
@@ -258,23 +280,6 @@ struct Side {
     }
   }
 
-  // The pixels of one channel, out of the vectors' neighbours.
-  __device__ __forceinline__ Cell cell_of(int item, int at) const {
-    Cell cell;
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      if constexpr (kShape.element_bytes == 4) {
-        const unsigned bits = words[(item * kVector + word) * kWords + at];
-        cell.word[word] = kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(bits)) : bits;
-      } else {
-        const unsigned low = words[(item * kVector + 2 * word) * kWords + at / 2];
-        const unsigned high = words[(item * kVector + 2 * word + 1) * kWords + at / 2];
-        cell.word[word] = at % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
-      }
-    }
-    return cell;
-  }
-
   __device__ __forceinline__ void store(unsigned stage, int batch) const {
 #pragma unroll
     for (int item = 0; item < kBatch; ++item) {
@@ -287,7 +292,8 @@ struct Side {
                                      unit * kShape.team_columns + channel % kShape.team_columns;
       constexpr int kNext = kChannelsLast ? 1 : kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll
-      for (int at = 0; at < kLength; ++at) ptx::store_16(stage + (cell + at * kNext) * 16, cell_of(item, at));
+      for (int at = 0; at < kLength; ++at)
+        ptx::store_16(stage + (cell + at * kNext) * 16, cell_of<kWords>(words + item * kVector * kWords, at));
     }
   }
 };

@@ -14,6 +14,14 @@
 
 #include "tile_params.cuh"
 
+// The lines of a stage that warps copy as they lie: how many along samples, depth and height, and their elements.
+struct RawLines {
+  int count[3];
+  int length;
+  int pitch;
+  constexpr int lines() const { return count[0] * count[1] * count[2]; }
+};
+
 struct ReduceShape {
   TileMath math;
   int element_bytes;
@@ -47,14 +55,18 @@ struct ReduceShape {
   // these come last. Lanes of a warp take neighbouring places along the units, the others along the channels.
   int row_vector;
   int column_vector;
+  int most_lead;  // elements of a vector in front of the first that a tap reads, at most
   int row_lanes;
   int column_lanes;
-  int most_cells;      // cells that a thread loads at once
-  int loader_warps;    // warps that load and do nothing else; 0: all warps do both
+  int most_cells;    // cells that a thread loads at once
+  int loader_warps;  // warps that load and do nothing else; 0: all warps do both
+  int row_copy;      // elements that such a warp copies at once, along the width
+  int column_copy;
+  int raw_stages;      // of its copies
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
-  int stages;  // 2: the next tile is loaded while one is multiplied
+  int stages;  // tiles of pixels in shared memory: one is multiplied, the others are loaded
   int blocks_per_multiprocessor;
   bool partial;        // the sums of a block are parts, added up by the second kernel
   bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
@@ -65,7 +77,6 @@ struct ReduceShape {
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int teams() const { return row_teams * column_teams * run_teams; }
   constexpr int team_warps() const { return team_threads() * teams() / 32; }
-  constexpr int loading_warps() const { return loader_warps > 0 ? loader_warps : team_warps(); }
   constexpr int threads() const { return 32 * (team_warps() + loader_warps); }
   constexpr int block_rows() const { return tile_rows() * row_tiles * row_teams; }
   constexpr int block_columns() const { return team_columns * column_teams; }
@@ -90,8 +101,12 @@ struct ReduceShape {
   // Places from one row to the next, and so on: vectors along the width start at multiples of their length, wherever
   // the first element of a block lies.
   constexpr int extent(int axis) const {
-    if (axis < 2 || columns_channels_last || column_vector == 1) return places(axis);
-    return (places(axis) + 2 * column_vector - 2) / column_vector * column_vector;
+    if (axis < 2 || columns_channels_last) return places(axis);
+    return (places(axis) + most_lead + column_vector - 1) / column_vector * column_vector;
+  }
+  // What is loaded along the width starts at multiples of this many elements.
+  constexpr int column_unit() const {
+    return columns_channels_last ? 1 : loader_warps > 0 ? column_copy : column_vector;
   }
   // How far a place lies from the tile's first element, in elements (of those that any tap can read).
   constexpr int reach(int axis, int place) const {
@@ -112,13 +127,80 @@ struct ReduceShape {
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
   constexpr int spare_cells() const { return run * team_columns + 16; }
-  // Stages, then the places of the units.
+  // Stages; then the places of the units, or two barriers for each stage and the lines of the warps that load.
   constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
-  constexpr int pipeline_bytes() const { return 16 * (table_cell() + row_units() + column_units()); }
+  constexpr int raw_cell() const { return table_cell() + stages; }
+  constexpr int pipeline_bytes() const {
+    if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
+    return 16 * raw_cell() + raw_stages * raw_stage_bytes();
+  }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
+
+  // From one part of a cell to the next, along samples or an axis, in elements; and which part of it a pixel is.
+  constexpr int part_step(bool of_rows, int dimension) const {
+    return tile[dimension] * (of_rows || dimension == 0 ? 1 : step[dimension - 1]);
+  }
+  constexpr int part_of(int v, int dimension) const {
+    for (int inner = 3; inner > dimension; --inner) v /= split[inner];
+    return v % split[dimension];
+  }
+
+  // Lines along samples, depth and height, and elements of a line: parts that overlap share theirs; where places lie
+  // apart, only theirs are there.
+  constexpr bool line_gaps(bool of_rows, int dimension) const {
+    return !of_rows && dimension > 0 && apart[dimension - 1];
+  }
+  constexpr int line_places(bool of_rows, int dimension) const {
+    return of_rows || dimension == 0 ? tile[dimension] : extent(dimension - 1);
+  }
+  constexpr int raw_line(bool of_rows, int dimension, int part, int place) const {
+    const int parts = line_gaps(of_rows, dimension) ? line_places(of_rows, dimension) : part_step(of_rows, dimension);
+    return part * parts + place;
+  }
+  // How far a line lies from the first, in elements.
+  constexpr int raw_position(bool of_rows, int dimension, int line) const {
+    if (!line_gaps(of_rows, dimension)) return line;
+    const int places = line_places(of_rows, dimension);
+    return line / places * part_step(of_rows, dimension) + reach(dimension - 1, line % places);
+  }
+  constexpr RawLines raw_lines(bool of_rows) const {
+    RawLines lines{};
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      lines.count[dimension] =
+          raw_line(of_rows, dimension, split[dimension] - 1, line_places(of_rows, dimension) - 1) + 1;
+    }
+    lines.length = raw_line(of_rows, 3, split[3] - 1, line_places(of_rows, 3) - 1) + 1;
+    lines.pitch = channels_last(of_rows) ? lines.length : (lines.length + vector() - 1) / vector() * vector();
+    return lines;
+  }
+  constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  // A warp that loads has channels of its own.
+  constexpr int warp_channels(bool of_rows) const {
+    const int channels = of_rows ? loaded_rows() : loaded_columns();
+    const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
+    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
+  }
+  // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
+  // apart, those of neighbouring lanes start on different banks.
+  constexpr int raw_channel_bytes(bool of_rows) const {
+    if (channels_last(of_rows)) return element_bytes;
+    const RawLines lines = raw_lines(of_rows);
+    return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
+  }
+  constexpr int raw_element_bytes(bool of_rows) const {
+    return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
+  }
+  constexpr int raw_side_bytes(bool of_rows) const {
+    if (!channels_last(of_rows)) return warp_channels(of_rows) * raw_channel_bytes(of_rows);
+    const RawLines lines = raw_lines(of_rows);
+    return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
+  }
+  constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
+  constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
 
   // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const {
@@ -133,11 +215,10 @@ struct ReduceShape {
   constexpr int row_batch() const { return batch_of(row_chunks(), row_vector); }
   constexpr int column_batch() const { return batch_of(column_chunks(), column_vector); }
   constexpr int vector_words(int vector) const { return vector * element_bytes < 4 ? 1 : vector * element_bytes / 4; }
-  // Words on their way into a thread: a batch of one tensor, or of both where warps do nothing but load.
+  // Words of a batch on their way into a thread.
   constexpr int batch_words() const {
     const int of_rows = vector() * row_batch() * vector_words(row_vector);
     const int of_columns = vector() * column_batch() * vector_words(column_vector);
-    if (loader_warps > 0) return of_rows + of_columns;
     return of_rows > of_columns ? of_rows : of_columns;
   }
 
@@ -163,12 +244,12 @@ struct ReduceShape {
     return ((along + lanes - 1) / lanes) * ((across + others - 1) / others);
   }
   constexpr int batches_of(int chunks, int vector) const {
-    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int items = (chunks + team_warps() - 1) / team_warps();
     const int most = most_cells > vector ? most_cells / vector : 1;
     return (items + most - 1) / most;
   }
   constexpr int batch_of(int chunks, int vector) const {
-    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int items = (chunks + team_warps() - 1) / team_warps();
     return (items + batches_of(chunks, vector) - 1) / batches_of(chunks, vector);
   }
 };
@@ -199,6 +280,5 @@ constexpr int reduce_tiles(const ReduceParams& params) {
          params.tap_blocks[2];
 }
 
-// The second kernel: 32 weights and 8 pieces of their parts in a block.
-constexpr int kFinishLanes = 32;
-constexpr int kFinishPieces = 8;
+// Threads of a block of the second kernel.
+constexpr int kFinishThreads = 256;

@@ -51,4 +51,5 @@ struct TeamTile : TeamPlace {
   }
 
   __device__ __forceinline__ void end_stage() {}
+  __device__ __forceinline__ void end_former_stage() {}
 };

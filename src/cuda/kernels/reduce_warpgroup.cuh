@@ -43,4 +43,6 @@ struct TeamTile : TeamPlace {
   }
 
   __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
+  // Of the stage before the one that was started last.
+  __device__ __forceinline__ void end_former_stage() { ptx::wait_for_warpgroup<1>(); }
 };

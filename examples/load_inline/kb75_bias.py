@@ -1,0 +1,6054 @@
+"""KernelBench level 1, problem 75: its transposed convolutions as CUDA kernels, in one file.
+
+ModelNew takes the arguments of the original, has the same parameters from the same seed, and computes the same outputs
+and gradients. Kernels are compiled by torch.utils.cpp_extension.load_inline when they are first needed: with CUDA 11.7
+or later, PyTorch 1.13 or later, and no other package. Written by tconv 0.1.0 (python -m tconv export).
+
+The index mathematics. Along each axis, with input length I, kernel K, stride s, padding p, output padding q and
+dilation d,
+
+    O = (I - 1) s - 2 p + d (K - 1) + q + 1
+    y[o] = b + sum of x[i] w[k] over the taps k with  o + p = i s + k d  and  0 <= i < I
+
+The weight is [in_channels, out_channels / groups, K...]. Write o + p = c s + r: the cell c and the residue r. With
+g = gcd(s, d), taps reach o only if g divides r; they are k = k0 + t (s / g), t = 0, 1, ..., and tap k reads
+i = (o + p - k0 d) / s - t (d / g). So every residue, a phase, is a dense correlation of its own few taps, and no zeros
+are inserted anywhere. The gradient of the input is the same map read the other way, dx[i] = sum over k of
+w[k] dy[i s - p + k d]; the gradient of the weight is dw[k] = sum over samples and i of x[i] dy[i s - p + k d]; that of
+the bias is the sum of dy.
+
+The layer: n16 c32->64 i128x256 k3x5 s2x3 p1x2 d2x1 g4 with bias, float32; output [257, 766].
+Height: 2 phases, 1 with taps; width: 3 phases, 3 with taps.
+For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
+    forward: direct (cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 8
+        channels; 128 threads (channels 2, phases 1, sums 1), 38880 bytes shared, 2 blocks per multiprocessor, grid
+        8256) [Hopper, TF32; Hopper, strict]
+    forward: direct (cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 4
+        channels; 256 threads (channels 4, phases 1, sums 1), 45024 bytes shared, 2 blocks per multiprocessor, grid
+        8256) [8.0 and later, TF32; 8.0 and later, strict]
+    grad_input: tile (8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
+        blocks (3 per multiprocessor), 48 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
+        blocks (3 per multiprocessor), 35 KiB shared, weights packed) [Hopper, strict]
+    grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
+        blocks (2 per multiprocessor), 35 KiB shared, weights in place) [8.0 and later, TF32]
+    grad_input: tile (8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
+        blocks (1 per multiprocessor), 74 KiB shared, weights packed) [8.0 and later, strict]
+    grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x4x32 pixels at a time, warps 1x1x3 of
+        16x80, vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 105 KiB shared) [Hopper, TF32;
+        Hopper, strict]
+    grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x2x16 pixels at a time, warps 1x1x3 of
+        16x80, vectors of 4 and 2, 54 parts, 216 blocks (2 per multiprocessor), 38 KiB shared) [8.0 and later, TF32;
+        8.0 and later, strict]
+"""
+
+import functools
+import hashlib
+import inspect
+import math
+import re
+import struct
+import subprocess
+
+import torch
+from torch import nn
+from torch.utils import cpp_extension
+
+FORWARD, GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS = range(4)
+ELEMENTS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+# --- Compiling ------------------------------------------------------------------------------------------------------
+
+
+def expand(text):
+    """The text with every file of FILES that it includes in its place, once in each namespace that it opens."""
+
+    def lines_of(text, done):
+        for line in text.splitlines():
+            found = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if found is None:
+                yield line
+            elif found[1] not in done:
+                done.add(found[1])
+                yield from lines_of(FILES[found[1]], done)
+
+    lines, done = [], set()
+    for line in text.splitlines():
+        if line.startswith("namespace ") and line.endswith("{"):
+            done = set()
+        lines.extend(lines_of(line, done))
+    return "\n".join(lines) + "\n"
+
+
+@functools.lru_cache(None)
+def toolkit_version():
+    """The version of nvcc, such as (12, 4)."""
+    home = cpp_extension.CUDA_HOME
+    if home is None:
+        raise RuntimeError("no CUDA toolkit was found: install nvcc 11.7 or later, or set CUDA_HOME")
+    text = subprocess.run([home + "/bin/nvcc", "--version"], stdout=subprocess.PIPE, check=True).stdout.decode()
+    return tuple(map(int, re.search(r"release (\d+)\.(\d+)", text).groups()))
+
+
+def capability_of(device):
+    return torch.cuda.get_device_capability(device)
+
+
+def choose_gpu(capability, toolkit):
+    """Which kernels a GPU gets: Hopper's own, those for 8.0 and later, or the general ones."""
+    if capability == (9, 0) and toolkit >= (12, 0):
+        return "hopper"
+    return "ampere" if capability >= (8, 0) else "general"
+
+
+def compiler_flags(gpu):
+    flags = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "-w"]
+    if gpu == "hopper":
+        return [*flags, "-gencode=arch=compute_90a,code=sm_90a"]
+    if gpu == "ampere":  # code for 8.x, and PTX for what is newer than the compiler
+        return [*flags, "-gencode=arch=compute_80,code=[sm_80,compute_80]"]
+    return flags
+
+
+@functools.lru_cache(None)
+def compile_set(pieces, gpu):
+    """Compiles the pieces of a set, one for each direction. PyTorch keeps the result on disk."""
+    text = expand("\n".join([PIECES["begin"], *(PIECES[name] for name in pieces), PIECES["end"]]))
+    host = expand(HOST)
+    flags = compiler_flags(gpu)
+    name = "tconv_" + hashlib.sha256("\n".join([text, host, *flags]).encode()).hexdigest()[:16]
+    options = {}
+    if "no_implicit_headers" in inspect.signature(cpp_extension.load_inline).parameters:
+        options["no_implicit_headers"] = True  # none of PyTorch's headers is needed: seconds instead of many
+    return cpp_extension.load_inline(
+        name,
+        [host],
+        [text],
+        functions=["run", "workspace"],
+        extra_cuda_cflags=flags,
+        with_cuda=True,
+        with_pytorch_error_handling=False,
+        **options,
+    )
+
+
+# --- Calls ----------------------------------------------------------------------------------------------------------
+
+
+def tf32_allowed():
+    """PyTorch's switch: torch.backends.cudnn.allow_tf32, or the newer one, which knows convolutions apart."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+class Call:
+    """What a call with these sizes needs: worked out once, looked up afterwards."""
+
+    def __init__(self, input_shape, weight_shape, stride, padding, output_padding, dilation, groups):
+        rank = len(stride)
+        name = f"ConvTranspose{rank}d"
+        if len(input_shape) != rank + 2:
+            expected = f"{rank + 1} (unbatched) or {rank + 2} dimensions"
+            raise RuntimeError(f"{name}: expected an input of {expected}, got the size {tuple(input_shape)}")
+        if input_shape[1] != weight_shape[0]:
+            raise RuntimeError(f"{name}: expected an input of {weight_shape[0]} channels, got {input_shape[1]}")
+        sizes = zip(input_shape[2:], weight_shape[2:], stride, padding, output_padding, dilation)
+        axes = [(i, k, s, d, p, (i - 1) * s - 2 * p + d * (k - 1) + q + 1) for i, k, s, p, q, d in sizes]
+        output = tuple(axis[5] for axis in axes)
+        if min(output) < 1 or min(input_shape[1:]) < 1:
+            raise RuntimeError(
+                f"{name}: an input of the size {tuple(input_shape)} gives an output of the size {output}"
+            )
+        channels = weight_shape[1] * groups
+        axes = [(1, 1, 1, 1, 0, 1)] * (3 - rank) + axes
+        self.numbers = [input_shape[0], input_shape[1], channels, groups, *(number for axis in axes for number in axis)]
+        self.shapes = {
+            FORWARD: [input_shape[0], channels, *output],
+            GRAD_INPUT: list(input_shape),
+            GRAD_WEIGHT: list(weight_shape),
+            GRAD_BIAS: [channels],
+        }
+        self.made_for = next((made for made in LAYERS if made["numbers"] == self.numbers[1:]), None)
+        if self.made_for is not None and self.numbers[0] > self.made_for["most_samples"]:
+            self.made_for = None
+        self.layer = struct.pack("22q", *self.numbers)
+        self.sets = {}
+
+    def kernels(self, tensor):
+        """For a tensor's device and type: the compiled set, the layer that it was made for (None: any) and, for each
+        direction, the size of its workspace."""
+        key = (tensor.device, tensor.dtype, tf32_allowed())
+        found = self.sets.get(key)
+        if found is None:
+            kernels, made = self.choose(*key)
+            sizes = [kernels.workspace(direction, self.layer) for direction in range(4)]
+            found = self.sets[key] = (kernels, made, [-(-size // tensor.element_size()) for size in sizes])
+        return found
+
+    def choose(self, device, dtype, tf32):
+        gpu = choose_gpu(capability_of(device), toolkit_version())
+        made = self.made_for
+        if gpu == "general" or made is None or made["dtype"] != ELEMENTS[dtype]:
+            return compile_set(("general_" + ELEMENTS[dtype], "bias_" + ELEMENTS[dtype]), gpu), None
+        precision = "tf32" if tf32 and dtype == torch.float32 else "strict"
+        return compile_set(made["sets"][gpu, precision], gpu), made
+
+    def compute(self, direction, first, second, bias=None):
+        """Reads input and weight, output gradient and weight, input and output gradient, or the output gradient."""
+        require_gpu(first)
+        result = first.new_empty(self.shapes[direction])
+        if self.numbers[0] == 0:
+            return result.zero_()
+        kernels, made, sizes = self.kernels(first)
+        later = None
+        if direction == FORWARD and made is not None and made["bias"] != (bias is not None):
+            # The kernel was made for a layer that has a bias, or for one that has none.
+            later, bias = (bias, None) if bias is not None else (None, first.new_zeros(self.shapes[GRAD_BIAS]))
+        first, second, bias = dense(first), dense(second), bias if bias is None else dense(bias)
+        if direction == FORWARD:
+            tensors = [first, second, bias, result]
+        elif direction == GRAD_INPUT:
+            tensors = [result, second, None, first]
+        elif direction == GRAD_WEIGHT:
+            tensors = [first, result, None, second]
+        else:
+            tensors = [None, None, result, first]
+        tensors.append(first.new_empty(sizes[direction]) if sizes[direction] else None)
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        launch(kernels, direction, addresses, self.layer, first.device)
+        if later is not None:
+            result += later.reshape(-1, *[1] * (result.dim() - 2))
+        return result
+
+
+def require_gpu(tensor):
+    if not tensor.is_cuda:
+        raise RuntimeError(
+            f"this layer runs on NVIDIA GPUs: expected a CUDA tensor, got one on {tensor.device}. "
+            "Move the model and its input with .cuda()"
+        )
+
+
+def launch(kernels, direction, addresses, layer, device):
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernels, direction, addresses, layer, device)
+    stream = torch._C._cuda_getCurrentRawStream(device.index)  # torch.cuda.current_stream() makes an object of it
+    failure = kernels.run(direction, *addresses, layer, stream)
+    if failure:
+        raise RuntimeError("a transposed convolution could not be launched: " + failure)
+    return None
+
+
+def dense(tensor):
+    """Without gaps, and aligned as the kernels' vectors of 16 bytes need it."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+call_of = functools.lru_cache(4096)(Call)
+
+
+# --- Gradients ------------------------------------------------------------------------------------------------------
+# The three operations are linear in each tensor, and each one's gradients are the other two: backward can be
+# differentiated again.
+
+
+class ConvTransposeFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, call):
+        ctx.save_for_backward(x, weight)
+        ctx.call = call
+        return call.compute(FORWARD, x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        return (
+            GradInputFunction.apply(grad, weight, ctx.call) if wants[0] else None,
+            GradWeightFunction.apply(x, grad, ctx.call) if wants[1] else None,
+            GradBiasFunction.apply(grad, ctx.call) if wants[2] else None,
+            None,
+        )
+
+
+class GradInputFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, grad, weight, call):
+        ctx.save_for_backward(grad, weight)
+        ctx.call = call
+        return call.compute(GRAD_INPUT, grad, weight)
+
+    @staticmethod
+    def backward(ctx, x):
+        grad, weight = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        return (
+            ConvTransposeFunction.apply(x, weight, None, ctx.call) if wants[0] else None,
+            GradWeightFunction.apply(x, grad, ctx.call) if wants[1] else None,
+            None,
+        )
+
+
+class GradWeightFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, grad, call):
+        ctx.save_for_backward(x, grad)
+        ctx.call = call
+        return call.compute(GRAD_WEIGHT, x, grad)
+
+    @staticmethod
+    def backward(ctx, weight):
+        x, grad = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        return (
+            GradInputFunction.apply(grad, weight, ctx.call) if wants[0] else None,
+            ConvTransposeFunction.apply(x, weight, None, ctx.call) if wants[1] else None,
+            None,
+        )
+
+
+class GradBiasFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, grad, call):
+        ctx.shape = grad.shape
+        return call.compute(GRAD_BIAS, grad, grad)
+
+    @staticmethod
+    def backward(ctx, bias):
+        return bias.reshape(-1, *[1] * (len(ctx.shape) - 2)).expand(ctx.shape), None
+
+
+# --- The layer ------------------------------------------------------------------------------------------------------
+
+
+class ConvTransposeNd(nn.Module):
+    """nn.ConvTranspose: its arguments, parameters, initialisation and state, with the kernels of this file."""
+
+    rank = 0
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        output_padding=0,
+        groups=1,
+        bias=True,
+        dilation=1,
+        padding_mode="zeros",
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        if padding_mode != "zeros":
+            raise ValueError(f"only the padding_mode 'zeros' is supported, got {padding_mode!r}")
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(f"channels must be divisible by groups, got {in_channels}, {out_channels} and {groups}")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = self.per_axis("kernel_size", kernel_size, 1)
+        self.stride = self.per_axis("stride", stride, 1)
+        self.padding = self.per_axis("padding", padding, 0)
+        self.output_padding = self.per_axis("output_padding", output_padding, 0)
+        self.dilation = self.per_axis("dilation", dilation, 1)
+        self.groups = groups
+        self.padding_mode = padding_mode
+        for q, s, d in zip(self.output_padding, self.stride, self.dilation):
+            if q >= max(s, d):
+                raise ValueError(f"output_padding must be smaller than stride or dilation, got {q}, {s} and {d}")
+        kwargs = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(in_channels, out_channels // groups, *self.kernel_size, **kwargs))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_channels, **kwargs)) if bias else None)
+        self.reset_parameters()
+
+    def per_axis(self, name, value, least):
+        values = (value,) * self.rank if isinstance(value, int) else tuple(value)
+        if len(values) != self.rank or min(values) < least:
+            raise ValueError(f"{name} must be {self.rank} numbers of at least {least}, got {value}")
+        return values
+
+    def reset_parameters(self):
+        # As nn.ConvTranspose does it, so that the same seed gives the same parameters.
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.weight[0].numel())
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self):
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        for name, usual in (("padding", 0), ("output_padding", 0), ("dilation", 1)):
+            if any(value != usual for value in getattr(self, name)):
+                text += f", {name}={getattr(self, name)}"
+        text += f", groups={self.groups}" if self.groups != 1 else ""
+        return text + (", bias=False" if self.bias is None else "")
+
+    def output_padding_for(self, x, output_size):
+        """The output_padding that makes the output as large as asked for."""
+        wanted = tuple(output_size)[-self.rank :]
+        none = (0,) * self.rank
+        call = call_of(x.shape, self.weight.shape, self.stride, self.padding, none, self.dilation, self.groups)
+        least = call.shapes[FORWARD][2:]
+        found = tuple(size - smallest for size, smallest in zip(wanted, least))
+        if len(wanted) != self.rank or any(not 0 <= q < s for q, s in zip(found, self.stride)):
+            raise ValueError(
+                f"output_size must be from {tuple(least)} on, by less than the stride, got {tuple(output_size)}"
+            )
+        return found
+
+    def forward(self, x, output_size=None):
+        weight, bias = self.weight, self.bias
+        if torch.is_autocast_enabled() and x.is_cuda and x.dtype != torch.float64:
+            dtype = torch.get_autocast_gpu_dtype()
+            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        if x.dtype not in ELEMENTS:
+            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {x.dtype}")
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device):
+                raise RuntimeError(
+                    f"input and {name} must have one type and device, got {x.dtype} on {x.device} and "
+                    f"{tensor.dtype} on {tensor.device}"
+                )
+        if x.dim() == self.rank + 1:
+            return self.forward(x.unsqueeze(0), output_size).squeeze(0)
+        padding = self.output_padding if output_size is None else self.output_padding_for(x, output_size)
+        call = call_of(x.shape, weight.shape, self.stride, self.padding, padding, self.dilation, self.groups)
+        if torch.is_grad_enabled() and (
+            x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            return ConvTransposeFunction.apply(x, weight, bias, call)
+        return call.compute(FORWARD, x, weight, bias)
+
+
+class ConvTranspose1d(ConvTransposeNd):
+    rank = 1
+
+
+class ConvTranspose2d(ConvTransposeNd):
+    rank = 2
+
+
+class ConvTranspose3d(ConvTransposeNd):
+    rank = 3
+
+
+# --- The model --------------------------------------------------------------------------------------------------------
+
+
+class ModelNew(nn.Module):
+    def __init__(
+        self,
+        in_channels=32,
+        out_channels=64,
+        kernel_size=(3, 5),
+        stride=(2, 3),
+        padding=(1, 2),
+        dilation=(2, 1),
+        groups=4,
+        bias=True,
+        *,
+        output_padding=0,
+    ):
+        super().__init__()
+        self.conv_transpose2d = ConvTranspose2d(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+            output_padding=output_padding,
+        )
+
+    def forward(self, x):
+        return self.conv_transpose2d(x)
+
+
+def get_inputs():
+    return [torch.rand(16, 32, 128, 256)]
+
+
+def get_init_inputs():
+    return []
+
+
+# --- Data -------------------------------------------------------------------------------------------------------------
+# The layers that kernels were made for: their numbers as Call has them, without the batch, and their sets.
+LAYERS = [
+    {
+        "numbers": [32, 64, 4, 1, 1, 1, 1, 0, 1, 128, 3, 2, 2, 1, 257, 256, 5, 3, 1, 2, 766],
+        "dtype": "F32",
+        "bias": True,
+        "most_samples": 262144,
+        "sets": {
+            ("hopper", "tf32"): (
+                "forward_hopper_tf32",
+                "grad_input_hopper_tf32",
+                "grad_weight_hopper_tf32",
+                "bias_F32",
+            ),
+            ("hopper", "strict"): (
+                "forward_hopper_tf32",
+                "grad_input_hopper_strict",
+                "grad_weight_hopper_tf32",
+                "bias_F32",
+            ),
+            ("ampere", "tf32"): (
+                "forward_ampere_tf32",
+                "grad_input_ampere_tf32",
+                "grad_weight_ampere_tf32",
+                "bias_F32",
+            ),
+            ("ampere", "strict"): (
+                "forward_ampere_tf32",
+                "grad_input_ampere_strict",
+                "grad_weight_ampere_tf32",
+                "bias_F32",
+            ),
+        },
+    },
+]
+
+HOST = r"""
+// What Python calls: pointers and sizes as numbers. Sizes, types and devices were checked there.
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <string>
+
+#include "interface.h"
+
+using Address = unsigned long long;
+
+static Layer layer_of(const std::string& bytes) {
+  Layer layer;
+  std::memcpy(&layer, bytes.data(), sizeof(layer));
+  return layer;
+}
+
+static void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+// An empty text, or what went wrong.
+std::string run(int direction, Address input, Address weight, Address bias, Address output, Address workspace,
+                const std::string& layer, Address stream) {
+  const Tensors tensors = {pointer(input), pointer(weight), pointer(bias), pointer(output), pointer(workspace)};
+  const int error = launch_direction(direction, tensors, layer_of(layer), pointer(stream));
+  return error == 0 ? std::string() : error_text(error);
+}
+
+long long workspace(int direction, const std::string& layer) { return workspace_bytes(direction, layer_of(layer)); }
+"""
+
+# Kernels, each in a namespace of its own, and the functions that launch them.
+PIECES = {}
+PIECES["begin"] = r"""
+#include "interface.h"
+#include "launch.cuh"
+"""
+PIECES["end"] = r"""
+int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream) {
+  switch (direction) {
+    case kForward: return forward(tensors, layer, stream);
+    case kGradInput: return grad_input(tensors, layer, stream);
+    case kGradWeight: return grad_weight(tensors, layer, stream);
+    default: return grad_bias(tensors, layer, stream);
+  }
+}
+
+long long workspace_bytes(int direction, const Layer& layer) {
+  switch (direction) {
+    case kForward: return forward_workspace(layer);
+    case kGradInput: return grad_input_workspace(layer);
+    case kGradWeight: return grad_weight_workspace(layer);
+    default: return grad_bias_workspace(layer);
+  }
+}
+"""
+PIECES["forward_hopper_tf32"] = r"""
+// forward, direct: cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 8
+// channels; 128 threads (channels 2, phases 1, sums 1), 38880 bytes shared, 2 blocks per multiprocessor, grid 8256
+namespace forward_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using DirectType = F32;
+#define TCONV_DIRECT_CONFIG {{1, 1, 1, 0}, {3, 2, 2, 1}, {5, 3, 1, 2}, 8, 16, 4, 4, 1, 0, 0, 1, 1, 2, 1, 1, 256, 1, \
+    8, 4, 1, 8, 2, 1, 1, 2}
+#include "direct.cuh"
+constexpr int kPlanes = kConfig.planes;  // of a block
+#undef TCONV_DIRECT_CONFIG
+}  // namespace forward_kernel
+
+int forward(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const forward_kernel::DirectArguments params = {
+        tensors.input,  // input
+        tensors.weight,  // weight
+        tensors.bias,  // bias
+        tensors.output,  // output
+        1048576,  // input_batch
+        32768,  // input_channel
+        0,  // input_depth
+        256,  // input_height
+        1,  // input_width
+        240,  // weight_in
+        15,  // weight_out
+        15,  // weight_depth
+        5,  // weight_height
+        1,  // weight_width
+        12599168,  // output_batch
+        196862,  // output_channel
+        0,  // output_depth
+        766,  // output_height
+        1,  // output_width
+        static_cast<int>(batch * 4),  // planes
+        4,  // groups
+        1,  // channel_blocks
+        1,  // tiles_depth
+        129,  // tiles_height
+        1,  // tiles_width
+        1,  // in_depth
+        128,  // in_height
+        256,  // in_width
+        1,  // out_depth
+        257,  // out_height
+        766,  // out_width
+        0,  // pad_cells_depth
+        0,  // pad_cells_height
+        0,  // pad_cells_width
+    };
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch * 4, forward_kernel::kPlanes) * 129), 1, 1);
+    const int error = launch(forward_kernel::tconv_direct, grid, 128, 38880,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long forward_workspace(const Layer&) { return 0; }
+"""
+PIECES["grad_input_hopper_tf32"] = r"""
+// grad_input, tile: 8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
+// blocks (3 per multiprocessor), 48 KiB shared, weights packed
+namespace grad_input_1_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false, false,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+constexpr bool kDenseTaps = true;
+#include "tile_pack.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_1_kernel
+
+namespace grad_input_2_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false, false,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+#include "tile.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_2_kernel
+
+int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const grad_input_1_kernel::TileParams params = {
+        tensors.output,  // input
+        tensors.weight,  // weight
+        tensors.bias,  // bias
+        tensors.input,  // output
+        {12599168, 196862, 196862, 766, 1},  // input_strides
+        {15, 240, 15, 5, 1},  // weight_strides
+        1920,  // weight_group_stride
+        {1048576, 32768, 32768, 256, 1},  // output_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 257, 766},  // input_size
+        {1, 128, 256},  // output_size
+        {0, 1, 2},  // pad
+        {0, 0, 0},  // first_cell
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 16},  // tiles
+        {1, 1, 1},  // residue_blocks
+        1,  // channel_blocks
+    };
+    const dim3 grid(4, 1, 4);
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1936,
+                             false, stream, params, tensors.workspace);
+    if (error != 0) return error;
+  }
+  {
+    const grad_input_2_kernel::TileParams params = {
+        tensors.output,  // input
+        tensors.workspace,  // weight
+        tensors.bias,  // bias
+        tensors.input,  // output
+        {12599168, 196862, 196862, 766, 1},  // input_strides
+        {15, 240, 15, 5, 1},  // weight_strides
+        1920,  // weight_group_stride
+        {1048576, 32768, 32768, 256, 1},  // output_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 257, 766},  // input_size
+        {1, 128, 256},  // output_size
+        {0, 1, 2},  // pad
+        {0, 0, 0},  // first_cell
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 16},  // tiles
+        {1, 1, 1},  // residue_blocks
+        1,  // channel_blocks
+    };
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 1024), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 49728,
+                             true, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long grad_input_workspace(const Layer&) { return 61440; }
+"""
+PIECES["grad_weight_hopper_tf32"] = r"""
+// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x4x32 pixels at a time, warps 1x1x3 of 16x80,
+// vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 105 KiB shared
+namespace grad_weight_1_kernel {
+#include "reduce_params.cuh"
+using Element = float;
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 8}, 4, 2,
+    8, 4, 8, 0, 0, 0, 2, 2, true, false};
+__constant__ int kProductCells[] = {0, 96, 192, 288, 448, 544, 640, 736, 896, 992, 1088, 1184, 1344, 1440, 1536,
+    1632, };
+#include "reduce.cuh"
+constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+}  // namespace grad_weight_1_kernel
+
+namespace grad_weight_2_kernel {
+#include "reduce_params.cuh"
+using Element = float;
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 8}, 4, 2,
+    8, 4, 8, 0, 0, 0, 2, 2, true, false};
+#include "reduce_finish.cuh"
+constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+}  // namespace grad_weight_2_kernel
+
+int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const grad_weight_1_kernel::ReduceParams params = {
+        tensors.input,  // rows
+        at(tensors.output, 3064),  // columns
+        static_cast<float*>(tensors.workspace),  // sums
+        tensors.weight,  // weight
+        {1048576, 32768, 32768, 256, 1},  // row_strides
+        {12599168, 196862, 196862, 1532, 1},  // column_strides
+        {1920, 240, 15, 15, 5, 1},  // weight_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 128, 256},  // row_size
+        {1, 128, 766},  // column_size
+        {0, 1, 2},  // pad
+        1,  // row_blocks
+        1,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 32, 8},  // tiles
+        66,  // parts
+    };
+    const dim3 grid(264, 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 108160,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  {
+    const grad_weight_2_kernel::ReduceParams params = {
+        tensors.input,  // rows
+        at(tensors.output, 3064),  // columns
+        static_cast<float*>(tensors.workspace),  // sums
+        tensors.weight,  // weight
+        {1048576, 32768, 32768, 256, 1},  // row_strides
+        {12599168, 196862, 196862, 1532, 1},  // column_strides
+        {1920, 240, 15, 15, 5, 1},  // weight_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 128, 256},  // row_size
+        {1, 128, 766},  // column_size
+        {0, 1, 2},  // pad
+        1,  // row_blocks
+        1,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 32, 8},  // tiles
+        66,  // parts
+    };
+    const dim3 grid(240, 1, 1);
+    const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long grad_weight_workspace(const Layer&) { return 4055040; }
+"""
+PIECES["grad_input_hopper_strict"] = r"""
+// grad_input, tile: 8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
+// blocks (3 per multiprocessor), 35 KiB shared, weights packed
+namespace grad_input_1_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false, false,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+constexpr bool kDenseTaps = true;
+#include "tile_pack.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_1_kernel
+
+namespace grad_input_2_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false, false,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+#include "tile.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_2_kernel
+
+int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const grad_input_1_kernel::TileParams params = {
+        tensors.output,  // input
+        tensors.weight,  // weight
+        tensors.bias,  // bias
+        tensors.input,  // output
+        {12599168, 196862, 196862, 766, 1},  // input_strides
+        {15, 240, 15, 5, 1},  // weight_strides
+        1920,  // weight_group_stride
+        {1048576, 32768, 32768, 256, 1},  // output_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 257, 766},  // input_size
+        {1, 128, 256},  // output_size
+        {0, 1, 2},  // pad
+        {0, 0, 0},  // first_cell
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1, 1, 1},  // residue_blocks
+        1,  // channel_blocks
+    };
+    const dim3 grid(4, 1, 4);
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1936,
+                             false, stream, params, tensors.workspace);
+    if (error != 0) return error;
+  }
+  {
+    const grad_input_2_kernel::TileParams params = {
+        tensors.output,  // input
+        tensors.workspace,  // weight
+        tensors.bias,  // bias
+        tensors.input,  // output
+        {12599168, 196862, 196862, 766, 1},  // input_strides
+        {15, 240, 15, 5, 1},  // weight_strides
+        1920,  // weight_group_stride
+        {1048576, 32768, 32768, 256, 1},  // output_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 257, 766},  // input_size
+        {1, 128, 256},  // output_size
+        {0, 1, 2},  // pad
+        {0, 0, 0},  // first_cell
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1, 1, 1},  // residue_blocks
+        1,  // channel_blocks
+    };
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 2048), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 35904,
+                             true, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long grad_input_workspace(const Layer&) { return 61440; }
+"""
+PIECES["forward_ampere_tf32"] = r"""
+// forward, direct: cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 4
+// channels; 256 threads (channels 4, phases 1, sums 1), 45024 bytes shared, 2 blocks per multiprocessor, grid 8256
+namespace forward_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using DirectType = F32;
+#define TCONV_DIRECT_CONFIG {{1, 1, 1, 0}, {3, 2, 2, 1}, {5, 3, 1, 2}, 8, 16, 4, 4, 1, 0, 0, 1, 1, 2, 1, 1, 256, 1, \
+    8, 4, 1, 4, 4, 1, 1, 2}
+#include "direct.cuh"
+constexpr int kPlanes = kConfig.planes;  // of a block
+#undef TCONV_DIRECT_CONFIG
+}  // namespace forward_kernel
+
+int forward(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const forward_kernel::DirectArguments params = {
+        tensors.input,  // input
+        tensors.weight,  // weight
+        tensors.bias,  // bias
+        tensors.output,  // output
+        1048576,  // input_batch
+        32768,  // input_channel
+        0,  // input_depth
+        256,  // input_height
+        1,  // input_width
+        240,  // weight_in
+        15,  // weight_out
+        15,  // weight_depth
+        5,  // weight_height
+        1,  // weight_width
+        12599168,  // output_batch
+        196862,  // output_channel
+        0,  // output_depth
+        766,  // output_height
+        1,  // output_width
+        static_cast<int>(batch * 4),  // planes
+        4,  // groups
+        1,  // channel_blocks
+        1,  // tiles_depth
+        129,  // tiles_height
+        1,  // tiles_width
+        1,  // in_depth
+        128,  // in_height
+        256,  // in_width
+        1,  // out_depth
+        257,  // out_height
+        766,  // out_width
+        0,  // pad_cells_depth
+        0,  // pad_cells_height
+        0,  // pad_cells_width
+    };
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch * 4, forward_kernel::kPlanes) * 129), 1, 1);
+    const int error = launch(forward_kernel::tconv_direct, grid, 256, 45024,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long forward_workspace(const Layer&) { return 0; }
+"""
+PIECES["grad_input_ampere_tf32"] = r"""
+// grad_input, tile: 8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
+// blocks (2 per multiprocessor), 35 KiB shared, weights in place
+namespace grad_input_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 2, false, false, false,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+#include "tile.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_kernel
+
+int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const grad_input_kernel::TileParams params = {
+        tensors.output,  // input
+        tensors.weight,  // weight
+        tensors.bias,  // bias
+        tensors.input,  // output
+        {12599168, 196862, 196862, 766, 1},  // input_strides
+        {15, 240, 15, 5, 1},  // weight_strides
+        1920,  // weight_group_stride
+        {1048576, 32768, 32768, 256, 1},  // output_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 257, 766},  // input_size
+        {1, 128, 256},  // output_size
+        {0, 1, 2},  // pad
+        {0, 0, 0},  // first_cell
+        {static_cast<int>(ceil_div(batch, grad_input_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1, 1, 1},  // residue_blocks
+        1,  // channel_blocks
+    };
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_kernel::kSamples) * 2048), 1, 1);
+    const int error = launch(grad_input_kernel::tconv_tile, grid, 128, 36384,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long grad_input_workspace(const Layer&) { return 0; }
+"""
+PIECES["grad_weight_ampere_tf32"] = r"""
+// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x2x16 pixels at a time, warps 1x1x3 of 16x80,
+// vectors of 4 and 2, 54 parts, 216 blocks (2 per multiprocessor), 38 KiB shared
+namespace grad_weight_1_kernel {
+#include "reduce_params.cuh"
+using Element = float;
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 2, 4}, 4, 2,
+    2, 4, 8, 0, 0, 0, 2, 2, true, false};
+__constant__ int kProductCells[] = {0, 96, 256, 352, };
+#include "reduce.cuh"
+constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+}  // namespace grad_weight_1_kernel
+
+namespace grad_weight_2_kernel {
+#include "reduce_params.cuh"
+using Element = float;
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 2, 4}, 4, 2,
+    2, 4, 8, 0, 0, 0, 2, 2, true, false};
+#include "reduce_finish.cuh"
+constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+}  // namespace grad_weight_2_kernel
+
+int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const grad_weight_1_kernel::ReduceParams params = {
+        tensors.input,  // rows
+        at(tensors.output, 3064),  // columns
+        static_cast<float*>(tensors.workspace),  // sums
+        tensors.weight,  // weight
+        {1048576, 32768, 32768, 256, 1},  // row_strides
+        {12599168, 196862, 196862, 1532, 1},  // column_strides
+        {1920, 240, 15, 15, 5, 1},  // weight_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 128, 256},  // row_size
+        {1, 128, 766},  // column_size
+        {0, 1, 2},  // pad
+        1,  // row_blocks
+        1,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 64, 16},  // tiles
+        54,  // parts
+    };
+    const dim3 grid(216, 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 39808,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  {
+    const grad_weight_2_kernel::ReduceParams params = {
+        tensors.input,  // rows
+        at(tensors.output, 3064),  // columns
+        static_cast<float*>(tensors.workspace),  // sums
+        tensors.weight,  // weight
+        {1048576, 32768, 32768, 256, 1},  // row_strides
+        {12599168, 196862, 196862, 1532, 1},  // column_strides
+        {1920, 240, 15, 15, 5, 1},  // weight_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 128, 256},  // row_size
+        {1, 128, 766},  // column_size
+        {0, 1, 2},  // pad
+        1,  // row_blocks
+        1,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 64, 16},  // tiles
+        54,  // parts
+    };
+    const dim3 grid(240, 1, 1);
+    const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long grad_weight_workspace(const Layer&) { return 3317760; }
+"""
+PIECES["grad_input_ampere_strict"] = r"""
+// grad_input, tile: 8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
+// blocks (1 per multiprocessor), 74 KiB shared, weights packed
+namespace grad_input_1_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 1, true, false, false,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+constexpr bool kDenseTaps = true;
+#include "tile_pack.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_1_kernel
+
+namespace grad_input_2_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 1, true, false, false,
+    false};
+__device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+#include "tile.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_2_kernel
+
+int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const grad_input_1_kernel::TileParams params = {
+        tensors.output,  // input
+        tensors.weight,  // weight
+        tensors.bias,  // bias
+        tensors.input,  // output
+        {12599168, 196862, 196862, 766, 1},  // input_strides
+        {15, 240, 15, 5, 1},  // weight_strides
+        1920,  // weight_group_stride
+        {1048576, 32768, 32768, 256, 1},  // output_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 257, 766},  // input_size
+        {1, 128, 256},  // output_size
+        {0, 1, 2},  // pad
+        {0, 0, 0},  // first_cell
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 8, 16},  // tiles
+        {1, 1, 1},  // residue_blocks
+        1,  // channel_blocks
+    };
+    const dim3 grid(4, 1, 4);
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1936,
+                             false, stream, params, tensors.workspace);
+    if (error != 0) return error;
+  }
+  {
+    const grad_input_2_kernel::TileParams params = {
+        tensors.output,  // input
+        tensors.workspace,  // weight
+        tensors.bias,  // bias
+        tensors.input,  // output
+        {12599168, 196862, 196862, 766, 1},  // input_strides
+        {15, 240, 15, 5, 1},  // weight_strides
+        1920,  // weight_group_stride
+        {1048576, 32768, 32768, 256, 1},  // output_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 257, 766},  // input_size
+        {1, 128, 256},  // output_size
+        {0, 1, 2},  // pad
+        {0, 0, 0},  // first_cell
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 8, 16},  // tiles
+        {1, 1, 1},  // residue_blocks
+        1,  // channel_blocks
+    };
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 512), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 75840,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long grad_input_workspace(const Layer&) { return 61440; }
+"""
+PIECES["general_F64"] = r"""
+namespace forward_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F64;
+using Index = long long;
+constexpr int kBundle = 4;
+constexpr bool kGradient = false;
+#include "general.cuh"
+#include "general_host.cuh"
+}  // namespace forward_kernel
+
+int forward(const Tensors& tensors, const Layer& layer, void* stream) {
+  return forward_kernel::run(tensors.input, tensors.weight, tensors.bias, tensors.output, layer, stream);
+}
+
+long long forward_workspace(const Layer&) { return 0; }
+
+namespace grad_input_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F64;
+using Index = long long;
+constexpr int kBundle = 4;
+constexpr bool kGradient = true;
+#include "general.cuh"
+#include "general_host.cuh"
+}  // namespace grad_input_kernel
+
+int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
+  return grad_input_kernel::run(tensors.output, tensors.weight, nullptr, tensors.input, layer, stream);
+}
+
+long long grad_input_workspace(const Layer&) { return 0; }
+
+namespace grad_weight_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F64;
+using Index = long long;
+#include "general_weight.cuh"
+#include "general_weight_host.cuh"
+}  // namespace grad_weight_kernel
+
+int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
+  return grad_weight_kernel::run(tensors, layer, stream);
+}
+
+long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
+"""
+PIECES["bias_F64"] = r"""
+namespace bias_first {
+struct F64; struct F32; struct F16; struct BF16;
+using In = F64;
+using Out = F64;
+using Index = long long;
+constexpr bool kAcross = false;
+constexpr int kRows = 2;
+#include "grad_bias.cuh"
+#include "grad_bias_host.cuh"
+}  // namespace bias_first
+
+namespace bias_second {
+struct F64; struct F32; struct F16; struct BF16;
+using In = F64;
+using Out = F64;
+using Index = long long;
+constexpr bool kAcross = false;
+constexpr int kRows = 2;
+#include "grad_bias.cuh"
+#include "grad_bias_host.cuh"
+}  // namespace bias_second
+
+// The gradient of the bias: the output's gradient summed per channel in parts, then the parts.
+long long pixels_of_output(const Layer& layer) {
+  return layer.axes[0].output * layer.axes[1].output * layer.axes[2].output;
+}
+
+// Parts enough to fill a large GPU, none shorter than is worth a block.
+long long bias_parts(const Layer& layer) {
+  const long long wanted = ceil_div(8 * 132, layer.out_channels);
+  const long long worth = layer.batch * pixels_of_output(layer) / 4096;
+  const long long parts = worth < wanted ? worth : wanted;
+  return parts < 1 ? 1 : parts;
+}
+
+long long grad_bias_workspace(const Layer& layer) { return bias_parts(layer) * layer.out_channels * 8; }
+
+int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long pixels = pixels_of_output(layer);
+  const long long parts = bias_parts(layer);
+  const int error = bias_first::run(tensors.output, tensors.workspace, layer.out_channels, pixels, layer.batch,
+                                    layer.out_channels * pixels, pixels, parts, stream);
+  if (error != 0) return error;
+  return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
+}
+"""
+PIECES["general_F32"] = r"""
+namespace forward_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F32;
+using Index = long long;
+constexpr int kBundle = 4;
+constexpr bool kGradient = false;
+#include "general.cuh"
+#include "general_host.cuh"
+}  // namespace forward_kernel
+
+int forward(const Tensors& tensors, const Layer& layer, void* stream) {
+  return forward_kernel::run(tensors.input, tensors.weight, tensors.bias, tensors.output, layer, stream);
+}
+
+long long forward_workspace(const Layer&) { return 0; }
+
+namespace grad_input_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F32;
+using Index = long long;
+constexpr int kBundle = 4;
+constexpr bool kGradient = true;
+#include "general.cuh"
+#include "general_host.cuh"
+}  // namespace grad_input_kernel
+
+int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
+  return grad_input_kernel::run(tensors.output, tensors.weight, nullptr, tensors.input, layer, stream);
+}
+
+long long grad_input_workspace(const Layer&) { return 0; }
+
+namespace grad_weight_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F32;
+using Index = long long;
+#include "general_weight.cuh"
+#include "general_weight_host.cuh"
+}  // namespace grad_weight_kernel
+
+int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
+  return grad_weight_kernel::run(tensors, layer, stream);
+}
+
+long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
+"""
+PIECES["bias_F32"] = r"""
+namespace bias_first {
+struct F64; struct F32; struct F16; struct BF16;
+using In = F32;
+using Out = F32;
+using Index = long long;
+constexpr bool kAcross = false;
+constexpr int kRows = 2;
+#include "grad_bias.cuh"
+#include "grad_bias_host.cuh"
+}  // namespace bias_first
+
+namespace bias_second {
+struct F64; struct F32; struct F16; struct BF16;
+using In = F32;
+using Out = F32;
+using Index = long long;
+constexpr bool kAcross = false;
+constexpr int kRows = 2;
+#include "grad_bias.cuh"
+#include "grad_bias_host.cuh"
+}  // namespace bias_second
+
+// The gradient of the bias: the output's gradient summed per channel in parts, then the parts.
+long long pixels_of_output(const Layer& layer) {
+  return layer.axes[0].output * layer.axes[1].output * layer.axes[2].output;
+}
+
+// Parts enough to fill a large GPU, none shorter than is worth a block.
+long long bias_parts(const Layer& layer) {
+  const long long wanted = ceil_div(8 * 132, layer.out_channels);
+  const long long worth = layer.batch * pixels_of_output(layer) / 4096;
+  const long long parts = worth < wanted ? worth : wanted;
+  return parts < 1 ? 1 : parts;
+}
+
+long long grad_bias_workspace(const Layer& layer) { return bias_parts(layer) * layer.out_channels * 8; }
+
+int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long pixels = pixels_of_output(layer);
+  const long long parts = bias_parts(layer);
+  const int error = bias_first::run(tensors.output, tensors.workspace, layer.out_channels, pixels, layer.batch,
+                                    layer.out_channels * pixels, pixels, parts, stream);
+  if (error != 0) return error;
+  return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
+}
+"""
+PIECES["general_F16"] = r"""
+namespace forward_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F16;
+using Index = long long;
+constexpr int kBundle = 4;
+constexpr bool kGradient = false;
+#include "general.cuh"
+#include "general_host.cuh"
+}  // namespace forward_kernel
+
+int forward(const Tensors& tensors, const Layer& layer, void* stream) {
+  return forward_kernel::run(tensors.input, tensors.weight, tensors.bias, tensors.output, layer, stream);
+}
+
+long long forward_workspace(const Layer&) { return 0; }
+
+namespace grad_input_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F16;
+using Index = long long;
+constexpr int kBundle = 4;
+constexpr bool kGradient = true;
+#include "general.cuh"
+#include "general_host.cuh"
+}  // namespace grad_input_kernel
+
+int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
+  return grad_input_kernel::run(tensors.output, tensors.weight, nullptr, tensors.input, layer, stream);
+}
+
+long long grad_input_workspace(const Layer&) { return 0; }
+
+namespace grad_weight_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = F16;
+using Index = long long;
+#include "general_weight.cuh"
+#include "general_weight_host.cuh"
+}  // namespace grad_weight_kernel
+
+int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
+  return grad_weight_kernel::run(tensors, layer, stream);
+}
+
+long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
+"""
+PIECES["bias_F16"] = r"""
+namespace bias_first {
+struct F64; struct F32; struct F16; struct BF16;
+using In = F16;
+using Out = F32;
+using Index = long long;
+constexpr bool kAcross = false;
+constexpr int kRows = 2;
+#include "grad_bias.cuh"
+#include "grad_bias_host.cuh"
+}  // namespace bias_first
+
+namespace bias_second {
+struct F64; struct F32; struct F16; struct BF16;
+using In = F32;
+using Out = F16;
+using Index = long long;
+constexpr bool kAcross = false;
+constexpr int kRows = 2;
+#include "grad_bias.cuh"
+#include "grad_bias_host.cuh"
+}  // namespace bias_second
+
+// The gradient of the bias: the output's gradient summed per channel in parts, then the parts.
+long long pixels_of_output(const Layer& layer) {
+  return layer.axes[0].output * layer.axes[1].output * layer.axes[2].output;
+}
+
+// Parts enough to fill a large GPU, none shorter than is worth a block.
+long long bias_parts(const Layer& layer) {
+  const long long wanted = ceil_div(8 * 132, layer.out_channels);
+  const long long worth = layer.batch * pixels_of_output(layer) / 4096;
+  const long long parts = worth < wanted ? worth : wanted;
+  return parts < 1 ? 1 : parts;
+}
+
+long long grad_bias_workspace(const Layer& layer) { return bias_parts(layer) * layer.out_channels * 8; }
+
+int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long pixels = pixels_of_output(layer);
+  const long long parts = bias_parts(layer);
+  const int error = bias_first::run(tensors.output, tensors.workspace, layer.out_channels, pixels, layer.batch,
+                                    layer.out_channels * pixels, pixels, parts, stream);
+  if (error != 0) return error;
+  return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
+}
+"""
+PIECES["general_BF16"] = r"""
+namespace forward_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = BF16;
+using Index = long long;
+constexpr int kBundle = 4;
+constexpr bool kGradient = false;
+#include "general.cuh"
+#include "general_host.cuh"
+}  // namespace forward_kernel
+
+int forward(const Tensors& tensors, const Layer& layer, void* stream) {
+  return forward_kernel::run(tensors.input, tensors.weight, tensors.bias, tensors.output, layer, stream);
+}
+
+long long forward_workspace(const Layer&) { return 0; }
+
+namespace grad_input_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = BF16;
+using Index = long long;
+constexpr int kBundle = 4;
+constexpr bool kGradient = true;
+#include "general.cuh"
+#include "general_host.cuh"
+}  // namespace grad_input_kernel
+
+int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
+  return grad_input_kernel::run(tensors.output, tensors.weight, nullptr, tensors.input, layer, stream);
+}
+
+long long grad_input_workspace(const Layer&) { return 0; }
+
+namespace grad_weight_kernel {
+struct F64; struct F32; struct F16; struct BF16;
+using Element = BF16;
+using Index = long long;
+#include "general_weight.cuh"
+#include "general_weight_host.cuh"
+}  // namespace grad_weight_kernel
+
+int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
+  return grad_weight_kernel::run(tensors, layer, stream);
+}
+
+long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
+"""
+PIECES["bias_BF16"] = r"""
+namespace bias_first {
+struct F64; struct F32; struct F16; struct BF16;
+using In = BF16;
+using Out = F32;
+using Index = long long;
+constexpr bool kAcross = false;
+constexpr int kRows = 2;
+#include "grad_bias.cuh"
+#include "grad_bias_host.cuh"
+}  // namespace bias_first
+
+namespace bias_second {
+struct F64; struct F32; struct F16; struct BF16;
+using In = F32;
+using Out = BF16;
+using Index = long long;
+constexpr bool kAcross = false;
+constexpr int kRows = 2;
+#include "grad_bias.cuh"
+#include "grad_bias_host.cuh"
+}  // namespace bias_second
+
+// The gradient of the bias: the output's gradient summed per channel in parts, then the parts.
+long long pixels_of_output(const Layer& layer) {
+  return layer.axes[0].output * layer.axes[1].output * layer.axes[2].output;
+}
+
+// Parts enough to fill a large GPU, none shorter than is worth a block.
+long long bias_parts(const Layer& layer) {
+  const long long wanted = ceil_div(8 * 132, layer.out_channels);
+  const long long worth = layer.batch * pixels_of_output(layer) / 4096;
+  const long long parts = worth < wanted ? worth : wanted;
+  return parts < 1 ? 1 : parts;
+}
+
+long long grad_bias_workspace(const Layer& layer) { return bias_parts(layer) * layer.out_channels * 8; }
+
+int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long pixels = pixels_of_output(layer);
+  const long long parts = bias_parts(layer);
+  const int error = bias_first::run(tensors.output, tensors.workspace, layer.out_channels, pixels, layer.batch,
+                                    layer.out_channels * pixels, pixels, parts, stream);
+  if (error != 0) return error;
+  return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
+}
+"""
+
+# Device code, by the names under which the pieces include it.
+FILES = {}
+FILES["direct.cuh"] = r"""
+// Transposed convolution on CUDA cores, for few channels per group.
+//
+// A block takes a tile of cells of one or more planes: the inputs that it needs, halo included, and the weights go to
+// shared memory once; all outputs of the cells, every phase, are computed and stored by the block. A thread computes
+// strips of a row: for each (in channel, tap of depth, tap of height) it holds the strip's inputs in registers and uses
+// them for all taps and residues of the width and for its output channels.
+//
+// The config before this file states
+//   DirectType              F64, F32, F16 or BF16
+//   TCONV_DIRECT_CONFIG     the initialiser of a DirectConfig
+// The code below is also compiled for the CPU, by a test that runs the threads of a block one after the other between
+// barriers; kConfig and kGeometry are then variables, which is why sizes are said by `const int`, not `constexpr`.
+// Included once per element type, so without guards.
+#include "direct_params.cuh"
+
+#ifdef __CUDACC__
+#include "types.cuh"
+__device__ constexpr DirectConfig kConfig = TCONV_DIRECT_CONFIG;
+__device__ constexpr DirectGeometry kGeometry = direct_geometry(kConfig);
+using Element = DirectType::Storage;
+using Accumulator = DirectType::Sum;
+__device__ __forceinline__ Accumulator widen(Element value) { return DirectType::load(value); }
+__device__ __forceinline__ Element narrow(Accumulator value) { return DirectType::store(value); }
+#endif
+
+#include "direct_element.cuh"
+#include "direct_load.cuh"
+#include "direct_store.cuh"
+
+namespace direct {
+
+// The taps of one axis that serve a residue of the output.
+struct Taps {
+  int first;
+  int count;
+  int row;  // row of the tile that the first one reads, for cell 0
+};
+
+__device__ __forceinline__ Taps taps_of(const DirectAxis axis, const DirectSpan span, int residue) {
+  const int sum = residue + axis.pad_residue;
+  Taps taps;
+  taps.first = sum / span.common * span.inverse % span.tap_step;
+  const bool any = sum % span.common == 0 && taps.first < axis.kernel;
+  taps.count = span.even != 0 ? span.most_taps : any ? (axis.kernel - 1 - taps.first) / span.tap_step + 1 : 0;
+  taps.row = (sum - taps.first * axis.dilation) / axis.stride - span.low;
+  return taps;
+}
+
+// Offset and residue of a tap of the width; constants once the loop over the taps is unrolled.
+__device__ __forceinline__ int width_offset(int tap) {
+  const int reach = kConfig.width.pad_residue - tap * kConfig.width.dilation;
+  return reach >= 0 ? (reach + kConfig.width.stride - 1) / kConfig.width.stride : -(-reach / kConfig.width.stride);
+}
+__device__ __forceinline__ int width_residue(int tap) {
+  return width_offset(tap) * kConfig.width.stride - kConfig.width.pad_residue + tap * kConfig.width.dilation;
+}
+
+// Adds one row of inputs times one row of weights.
+// sums (strip, strip outputs, thread channel); weights (kernel width, thread channel)
+__device__ __forceinline__ void accumulate(Accumulator* sums, const Accumulator* const* rows, int row,
+                                           const Accumulator* weights) {
+  const int vector = kGeometry.vector;
+  const int window = (kGeometry.window + vector - 1) / vector * vector;
+  const int channels = kConfig.thread_channels;
+  // A strip that starts inside a vector can't be read by vectors, and a single input past the last one need not be.
+  const int packs = kConfig.strip % vector != 0 ? 0 : (kGeometry.window + vector - 2) / vector;
+  Accumulator x[kConfig.strips * window];
+#pragma unroll
+  for (int s = 0; s < kConfig.strips; ++s) {
+#pragma unroll
+    for (int i = 0; i < packs; ++i) {
+      const Pack<Accumulator> pack = reinterpret_cast<const Pack<Accumulator>*>(rows[s] + row)[i];
+#pragma unroll
+      for (int v = 0; v < vector; ++v) x[s * window + i * vector + v] = pack.value[v];
+    }
+#pragma unroll
+    for (int i = packs * vector; i < kGeometry.window; ++i) x[s * window + i] = rows[s][row + i];
+  }
+  Pack<Accumulator> w;
+#pragma unroll
+  for (int k = 0; k < kConfig.width.kernel; ++k) {
+#pragma unroll
+    for (int channel = 0; channel < channels; ++channel) {
+      const int at = k * channels + channel;
+      if (at % vector == 0) w = reinterpret_cast<const Pack<Accumulator>*>(weights)[at / vector];
+#pragma unroll
+      for (int s = 0; s < kConfig.strips; ++s) {
+#pragma unroll
+        for (int q = 0; q < kConfig.strip; ++q) {
+          const int output = s * kGeometry.strip_outputs + q * kConfig.width.stride + width_residue(k);
+          sums[output * channels + channel] +=
+              x[s * window + q + width_offset(k) - kGeometry.width.low] * w.value[at % vector];
+        }
+      }
+    }
+  }
+}
+
+// Adds the partial sums of the threads that took other input channels of the chunks, in a fixed order.
+__device__ __forceinline__ void reduce(Accumulator* sums, Accumulator* partial, int part, int thread) {
+  const int threads = kGeometry.threads / kConfig.chunk_parts;
+  __syncthreads();
+  if (part > 0) {
+#pragma unroll
+    for (int i = 0; i < kGeometry.sums; ++i) partial[((part - 1) * kGeometry.sums + i) * threads + thread] = sums[i];
+  }
+  __syncthreads();
+  if (part > 0) return;
+#pragma unroll 1
+  for (int other = 0; other < kConfig.chunk_parts - 1; ++other) {
+#pragma unroll
+    for (int i = 0; i < kGeometry.sums; ++i) sums[i] += partial[(other * kGeometry.sums + i) * threads + thread];
+  }
+}
+
+__device__ __forceinline__ void load_chunk(const DirectArguments& a, const Place& place, int first_in, int thread,
+                                           const DirectPlane* planes, Accumulator* weights, Accumulator* inputs) {
+  if (kConfig.input_channels_last != 0) {
+    load_channels(a, place, first_in, thread, planes, inputs);
+  } else {
+    load_rows(a, place, first_in, thread, planes, inputs);
+  }
+  load_weights(a, first_in, thread, planes, weights);
+  wait_for_copies();
+  __syncthreads();
+}
+
+__device__ __forceinline__ void compute_block(const DirectArguments& a, unsigned char* shared, int block, int thread) {
+  DirectPlane* const planes = reinterpret_cast<DirectPlane*>(shared);
+  Accumulator* const bias = reinterpret_cast<Accumulator*>(shared + kGeometry.bias_at);
+  Accumulator* const weights = reinterpret_cast<Accumulator*>(shared + kGeometry.weights_at);
+  Accumulator* const inputs = reinterpret_cast<Accumulator*>(shared + kGeometry.inputs_at);
+  const int stage_bytes = (kGeometry.stage * static_cast<int>(sizeof(Element)) + 15) / 16 * 16;
+
+  const Place place = place_of(a, block);
+  load_planes(a, place, thread, planes, bias);
+  if (kGeometry.chunks == 1) load_chunk(a, place, 0, thread, planes, weights, inputs);
+
+  const int lane = thread % kGeometry.lanes;
+  const int part = thread / kGeometry.lanes % kConfig.channel_parts;
+  const int first_phase = thread / (kGeometry.lanes * kConfig.channel_parts) % kConfig.phase_parts;
+  const int chunk_part = thread / (kGeometry.lanes * kConfig.channel_parts * kConfig.phase_parts);
+
+  const Accumulator* rows[kConfig.strips];
+#pragma unroll
+  for (int s = 0; s < kConfig.strips; ++s) {
+    const Strip strip = strip_of(lane, s);
+    rows[s] = inputs + strip.plane * kGeometry.input_plane +
+              (strip.depth * kGeometry.rows_height + strip.height) * kGeometry.pitch + strip.width;
+  }
+  const Accumulator* const my_weights =
+      weights + strip_of(lane, 0).plane * kGeometry.weight_plane + part * kGeometry.weight_part;
+  Element* const stage = reinterpret_cast<Element*>(
+      shared + kGeometry.stage_at + thread % (kGeometry.threads / kConfig.chunk_parts) / 32 * stage_bytes);
+
+  const int body = kGeometry.sums / kConfig.width.stride * kConfig.width.kernel;  // multiply-adds of a row
+  [[maybe_unused]] const int tap_unroll =
+      kGeometry.height.even != 0 && body * kGeometry.height.most_taps <= 512 ? kGeometry.height.most_taps : 1;
+
+  // Every thread takes the same number of phases, so that all of them meet at the barriers.
+#pragma unroll 1
+  for (int turn = 0; turn < (kGeometry.phases + kConfig.phase_parts - 1) / kConfig.phase_parts; ++turn) {
+    const int phase = turn * kConfig.phase_parts + first_phase;
+    const int residue_depth = phase / kConfig.height.stride;
+    const int residue_height = phase % kConfig.height.stride;
+    Taps depth = taps_of(kConfig.depth, kGeometry.depth, residue_depth);
+    const Taps height = taps_of(kConfig.height, kGeometry.height, residue_height);
+    if (phase >= kGeometry.phases) depth.count = 0;
+
+    Accumulator sums[kGeometry.sums];
+#pragma unroll
+    for (int i = 0; i < kGeometry.sums; ++i) sums[i] = Accumulator(0);
+
+#pragma unroll 1
+    for (int chunk = 0; chunk < kGeometry.chunks; ++chunk) {
+      if (kGeometry.chunks > 1) {
+        __syncthreads();
+        load_chunk(a, place, chunk * kConfig.chunk, thread, planes, weights, inputs);
+      }
+      const int left = kConfig.in_channels - chunk * kConfig.chunk;
+      const int ins = left < kConfig.chunk ? left : kConfig.chunk;
+#pragma unroll 1
+      for (int in = chunk_part; in < ins; in += kConfig.chunk_parts) {
+#pragma unroll 1
+        for (int td = 0; td < depth.count; ++td) {
+          const int kd = depth.first + td * kGeometry.depth.tap_step;
+          const int row_depth = depth.row - td * kGeometry.depth.shift_step;
+          const Accumulator* tap_weights = my_weights + in * kGeometry.weight_channel +
+                                           (kd * kConfig.height.kernel + height.first) * kGeometry.weight_row;
+          int row = in * kGeometry.input_channel + (row_depth * kGeometry.rows_height + height.row) * kGeometry.pitch;
+#pragma unroll tap_unroll
+          for (int th = 0; th < height.count; ++th) {
+            accumulate(sums, rows, row, tap_weights);
+            tap_weights += kGeometry.height.tap_step * kGeometry.weight_row;
+            row -= kGeometry.height.shift_step * kGeometry.pitch;
+          }
+        }
+      }
+    }
+
+    if (kConfig.chunk_parts > 1) reduce(sums, inputs, chunk_part, thread % (kGeometry.threads / kConfig.chunk_parts));
+    if (chunk_part > 0 || phase >= kGeometry.phases) continue;
+    Element* const output =
+        static_cast<Element*>(a.output) + planes[0].output + part * kConfig.thread_channels * a.output_channel;
+    const int channels = planes[0].channels - part * kConfig.thread_channels;
+#pragma unroll
+    for (int s = 0; s < kConfig.strips; ++s) {
+      const Strip strip = strip_of(lane, s);
+      int columns = 0;
+      const int start = strip_start(a, place, planes, strip, residue_depth, residue_height, columns);
+      const Accumulator* const strip_sums = sums + s * kGeometry.strip_outputs * kConfig.thread_channels;
+      const Accumulator* const shift = bias + (strip.plane * kConfig.channel_parts + part) * kConfig.thread_channels;
+      if (kConfig.output_channels_last != 0) {
+        store_channels(a, output, channels, start, columns, shift, strip_sums, stage, lane % 32);
+      } else if (kGeometry.store > 1 && reinterpret_cast<u64>(a.output) % (kGeometry.store * sizeof(Element)) == 0) {
+        store_rows<true>(a, output, channels, start, columns, shift, strip_sums, stage, lane % 32);
+      } else {
+        store_rows<false>(a, output, channels, start, columns, shift, strip_sums, stage, lane % 32);
+      }
+    }
+  }
+}
+
+}  // namespace direct
+
+#ifdef __CUDACC__
+__global__ void __launch_bounds__(kGeometry.threads, kConfig.min_blocks)
+    tconv_direct(const __grid_constant__ DirectArguments arguments) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  direct::compute_block(arguments, shared, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x));
+}
+#endif
+"""
+FILES["direct_element.cuh"] = r"""
+// Elements on their way into shared memory, where they lie in the type of the sums.
+//
+// Before this file stand
+//   Element, Accumulator    how an element lies in global memory, and what shared memory and the sums hold
+//   widen, narrow           from one to the other
+namespace direct {
+
+#ifdef __CUDACC__
+// Into shared memory without waiting; zero where `valid` does not hold, and then nothing is read.
+__device__ __forceinline__ void copy_async(float* to, const float* from, bool valid) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+      "l"(from), "r"(valid ? 4 : 0)
+      : "memory");
+}
+__device__ __forceinline__ void copy_async(double* to, const double* from, bool valid) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+      "l"(from), "r"(valid ? 8 : 0)
+      : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#else
+inline void wait_for_copies() {}
+#endif
+
+// Elements that have to be converted go through registers.
+template <typename To, typename From>
+__device__ __forceinline__ void copy_async(To* to, const From* from, bool valid) {
+  *to = valid ? widen(*from) : To(0);
+}
+
+// 16 bytes that move in one instruction.
+template <typename Value>
+struct alignas(16) Pack {
+  Value value[16 / sizeof(Value)];
+};
+
+}  // namespace direct
+"""
+FILES["direct_load.cuh"] = r"""
+// The direct kernel's way in: planes, bias, weights and the input tile with its halo, into shared memory.
+namespace direct {
+
+using tconv_device::i64;
+using tconv_device::u64;
+
+// The block's place: its tile in cells and its first plane.
+struct Place {
+  int depth;
+  int height;
+  int width;
+  int plane;
+};
+
+__device__ __forceinline__ Place place_of(const DirectArguments& a, int block) {
+  Place place;
+  place.width = block % a.tiles_width * kConfig.cells_width;
+  block /= a.tiles_width;
+  place.height = block % a.tiles_height * kConfig.cells_height;
+  block /= a.tiles_height;
+  place.depth = block % a.tiles_depth * kConfig.cells_depth;
+  place.plane = block / a.tiles_depth * kConfig.planes;
+  return place;
+}
+
+__device__ __forceinline__ void load_planes(const DirectArguments& a, const Place& place, int thread,
+                                            DirectPlane* planes, Accumulator* bias) {
+  const int channels = kConfig.channel_parts * kConfig.thread_channels;
+  if (thread < kConfig.planes) {
+    const int index = place.plane + thread;
+    const int block = index % a.channel_blocks;
+    const int group = index / a.channel_blocks % a.groups;
+    const int batch = index / a.channel_blocks / a.groups;
+    DirectPlane plane;
+    plane.input = batch * a.input_batch + static_cast<i64>(group) * kConfig.in_channels * a.input_channel +
+                  (place.depth + a.pad_cells_depth + kGeometry.depth.low) * a.input_depth +
+                  (place.height + a.pad_cells_height + kGeometry.height.low) * a.input_height +
+                  (place.width + a.pad_cells_width + kGeometry.width.low) * a.input_width;
+    plane.first_channel = group * kConfig.out_channels + block * channels;
+    plane.output = batch * a.output_batch + plane.first_channel * a.output_channel +
+                   static_cast<i64>(place.depth) * kConfig.depth.stride * a.output_depth +
+                   static_cast<i64>(place.height) * kConfig.height.stride * a.output_height +
+                   static_cast<i64>(place.width) * kConfig.width.stride * a.output_width;
+    plane.weight = static_cast<i64>(group) * kConfig.in_channels * a.weight_in + block * channels * a.weight_out;
+    const int left = kConfig.out_channels - block * channels;
+    plane.channels = index >= a.planes ? 0 : left < channels ? left : channels;
+    planes[thread] = plane;
+  }
+  __syncthreads();
+  for (int i = thread; i < kConfig.planes * channels; i += kGeometry.threads) {
+    const DirectPlane& plane = planes[i / channels];
+    const int channel = i % channels;
+    const bool valid = kConfig.bias != 0 && channel < plane.channels;
+    bias[i] = valid ? widen(static_cast<const Element*>(a.bias)[plane.first_channel + channel]) : Accumulator(0);
+  }
+}
+
+// weights (plane, channel part, in channel, kernel depth, kernel height, kernel width, thread channel)
+__device__ __forceinline__ void load_weights(const DirectArguments& a, int first_in, int thread,
+                                             const DirectPlane* planes, Accumulator* weights) {
+  const int channels = kConfig.channel_parts * kConfig.thread_channels;
+  const int rows = kConfig.depth.kernel * kConfig.height.kernel;
+  const int length = kConfig.width.kernel;
+  const int ins = kConfig.in_channels - first_in < kConfig.chunk ? kConfig.in_channels - first_in : kConfig.chunk;
+  const Element* const global = static_cast<const Element*>(a.weight);
+  // A thread takes rows, so that a position is worked out once for all taps of the width.
+#pragma unroll 2
+  for (int i = thread; i < kConfig.planes * kConfig.chunk * channels * rows; i += kGeometry.threads) {
+    const int row = i % rows;
+    const int channel = i / rows % channels;
+    const int in = i / (rows * channels) % kConfig.chunk;
+    const int p = i / (rows * channels * kConfig.chunk);
+    const bool valid = in < ins && channel < planes[p].channels;
+    const Element* from = global + planes[p].weight + (first_in + in) * a.weight_in;
+    if (kConfig.weight_packed != 0) {
+      from += (channel * rows + row) * length;
+    } else {
+      from += channel * a.weight_out + row / kConfig.height.kernel * a.weight_depth +
+              row % kConfig.height.kernel * a.weight_height;
+    }
+    if (!valid) from = global;
+    Accumulator* const to = weights + p * kGeometry.weight_plane +
+                            channel / kConfig.thread_channels * kGeometry.weight_part + in * kGeometry.weight_channel +
+                            row * kGeometry.weight_row + channel % kConfig.thread_channels;
+    if (sizeof(Element) == sizeof(Accumulator)) {
+#pragma unroll
+      for (int kw = 0; kw < length; ++kw) {
+        copy_async(to + kw * kConfig.thread_channels, from, valid);
+        if (valid) from += kConfig.weight_packed != 0 ? 1 : a.weight_width;
+      }
+    } else {
+      Element values[length];
+#pragma unroll
+      for (int kw = 0; kw < length; ++kw) {
+        values[kw] = Element{};
+        if (valid) values[kw] = from[kConfig.weight_packed != 0 ? kw : kw * a.weight_width];
+      }
+#pragma unroll
+      for (int kw = 0; kw < length; ++kw) to[kw * kConfig.thread_channels] = widen(values[kw]);
+    }
+  }
+}
+
+// A position of the tile along each axis, and whether the input has it.
+__device__ __forceinline__ bool inside(int cell, int pad_cells, int low, int row, int size) {
+  return static_cast<unsigned>(cell + pad_cells + low + row) < static_cast<unsigned>(size);
+}
+
+// inputs (plane, in channel, depth, height, width), lanes along the width. A group of lanes keeps its row and goes from
+// channel to channel, so that positions are worked out once.
+__device__ __forceinline__ void load_rows(const DirectArguments& a, const Place& place, int first_in, int thread,
+                                          const DirectPlane* planes, Accumulator* inputs) {
+  const int length = kGeometry.row_length;
+  const int lanes = length <= 4 ? 4 : length <= 8 ? 8 : length <= 16 ? 16 : 32;
+  const int columns = (length + lanes - 1) / lanes;
+  const int rows = kConfig.planes * kGeometry.rows_depth * kGeometry.rows_height;
+  const int slots = kGeometry.threads / lanes;
+  const int step = slots / rows > 1 ? (slots / rows < kConfig.chunk ? slots / rows : kConfig.chunk) : 1;
+  const int batch = 4;  // loads in flight before the first conversion
+  const int ins = kConfig.in_channels - first_in < kConfig.chunk ? kConfig.in_channels - first_in : kConfig.chunk;
+  const int lane = thread % lanes;
+  const int first = step > 1 ? thread / lanes / rows : 0;
+  if (first >= step) return;
+#pragma unroll 1
+  for (int i = step > 1 ? thread / lanes % rows : thread / lanes; i < rows; i += slots) {
+    const int height = i % kGeometry.rows_height;
+    const int depth = i / kGeometry.rows_height % kGeometry.rows_depth;
+    const int p = i / (kGeometry.rows_height * kGeometry.rows_depth);
+    const bool row = planes[p].channels != 0 &&
+                     inside(place.depth, a.pad_cells_depth, kGeometry.depth.low, depth, a.in_depth) &&
+                     inside(place.height, a.pad_cells_height, kGeometry.height.low, height, a.in_height);
+    const i64 apart = kConfig.input_dense != 0 ? 1 : a.input_width;
+    const Element* from =
+        static_cast<const Element*>(a.input) + (planes[p].input + (first_in + first) * a.input_channel +
+                                                depth * a.input_depth + height * a.input_height + lane * apart);
+    const int to = p * kGeometry.input_plane + (depth * kGeometry.rows_height + height) * kGeometry.pitch + lane;
+    if (sizeof(Element) == sizeof(Accumulator)) {
+#pragma unroll 2
+      for (int in = first; in < ins; in += step) {
+#pragma unroll
+        for (int c = 0; c < columns; ++c) {
+          const int column = c * lanes + lane;
+          const bool valid = row && inside(place.width, a.pad_cells_width, kGeometry.width.low, column, a.in_width);
+          if (column < length) {
+            copy_async(inputs + to + in * kGeometry.input_channel + c * lanes, from + c * lanes * apart, valid);
+          }
+        }
+        from += step * a.input_channel;
+      }
+    } else {
+#pragma unroll 1
+      for (int in = first; in < ins; in += batch * step) {
+#pragma unroll
+        for (int c = 0; c < columns; ++c) {
+          const int column = c * lanes + lane;
+          const bool valid =
+              row && column < length && inside(place.width, a.pad_cells_width, kGeometry.width.low, column, a.in_width);
+          Element values[batch];
+#pragma unroll
+          for (int v = 0; v < batch; ++v) {
+            values[v] = Element{};
+            if (valid && in + v * step < ins) values[v] = from[c * lanes * apart + v * step * a.input_channel];
+          }
+#pragma unroll
+          for (int v = 0; v < batch; ++v) {
+            if (column < length && in + v * step < ins) {
+              inputs[to + (in + v * step) * kGeometry.input_channel + c * lanes] = widen(values[v]);
+            }
+          }
+        }
+        from += batch * step * a.input_channel;
+      }
+    }
+  }
+}
+
+// The same tile with lanes along (plane, in channel): what lies together in a channels-last tensor.
+__device__ __forceinline__ void load_channels(const DirectArguments& a, const Place& place, int first_in, int thread,
+                                              const DirectPlane* planes, Accumulator* inputs) {
+  const int channels = kConfig.planes * kConfig.chunk;
+  const int ins = kConfig.in_channels - first_in < kConfig.chunk ? kConfig.in_channels - first_in : kConfig.chunk;
+  const Element* const global = static_cast<const Element*>(a.input);
+#pragma unroll 4
+  for (int i = thread; i < channels * kGeometry.rows_depth * kGeometry.rows_height * kGeometry.row_length;
+       i += kGeometry.threads) {
+    const int in = i % channels % kConfig.chunk;
+    const int p = i % channels / kConfig.chunk;
+    const int width = i / channels % kGeometry.row_length;
+    const int height = i / (channels * kGeometry.row_length) % kGeometry.rows_height;
+    const int depth = i / (channels * kGeometry.row_length * kGeometry.rows_height);
+    const bool valid = in < ins && planes[p].channels != 0 &&
+                       inside(place.depth, a.pad_cells_depth, kGeometry.depth.low, depth, a.in_depth) &&
+                       inside(place.height, a.pad_cells_height, kGeometry.height.low, height, a.in_height) &&
+                       inside(place.width, a.pad_cells_width, kGeometry.width.low, width, a.in_width);
+    const i64 from = planes[p].input + (first_in + in) * a.input_channel + depth * a.input_depth +
+                     height * a.input_height + width * a.input_width;
+    Accumulator* const to = inputs + p * kGeometry.input_plane + in * kGeometry.input_channel +
+                            (depth * kGeometry.rows_height + height) * kGeometry.pitch + width;
+    copy_async(to, valid ? global + from : global, valid);
+  }
+}
+
+}  // namespace direct
+"""
+FILES["direct_params.cuh"] = r"""
+// What the host and the device agree on about the direct kernel; compiled by both, so it includes nothing.
+//
+// Per axis an output o = cell stride + residue. Tap k serves the one residue for which residue + pad - k dilation is
+// divisible by the stride, and reads input cell + (pad / stride) + offset(k), with pad = (pad / stride) stride +
+// pad_residue and offset(k) = ceil((pad_residue - k dilation) / stride). So for a given tap everything but the cell is
+// a constant.
+
+#include "params.cuh"
+
+struct DirectAxis {
+  int kernel;
+  int stride;
+  int dilation;
+  int pad_residue;  // pad_begin mod stride
+};
+
+// What a kernel is compiled for. A plane is one image of one block of a group's output channels.
+struct DirectConfig {
+  DirectAxis depth;
+  DirectAxis height;
+  DirectAxis width;
+  int in_channels;   // of a group
+  int out_channels;  // of a group
+  int element_bytes;
+  int accumulator_bytes;
+  int bias;
+  int input_channels_last;   // lanes load along the channels, else along the row
+  int output_channels_last;  // lanes store along the channels, else along the row
+  int weight_packed;         // the weights of an input channel lie as (out channel, depth, height, width), without gaps
+  int input_dense;           // elements of a row of the input are neighbours
+  int store;                 // neighbours of a row that may be stored together; 0: they are apart
+
+  // The tile of a block, in cells, for `planes` planes.
+  int cells_depth;
+  int cells_height;
+  int cells_width;
+  int planes;  // more than one only where a block takes all output channels of a group
+  int chunk;   // input channels in shared memory at a time
+
+  // The tile of a thread: `strips` strips of `strip` cells of a row, all residues of the width, `thread_channels`
+  // channels.
+  int strip;
+  int strips;
+  int thread_channels;
+
+  // How the threads of a block share the work: output channels, (depth, height) residues, input channels of a chunk.
+  int channel_parts;
+  int phase_parts;
+  int chunk_parts;
+
+  int min_blocks;  // per multiprocessor, for the register allocation
+};
+
+struct DirectSpan {
+  int low;         // offset of the last tap
+  int halo;        // offset of the first tap minus low
+  int common;      // gcd(stride, dilation)
+  int tap_step;    // taps of one residue are this far apart ...
+  int shift_step;  // ... and read inputs this far apart
+  int inverse;     // of dilation / common modulo tap_step
+  int most_taps;   // of a residue
+  int even;        // every residue has most_taps taps
+};
+
+// All counts are of elements unless they say bytes.
+struct DirectGeometry {
+  DirectSpan depth;
+  DirectSpan height;
+  DirectSpan width;
+  int vector;  // accumulators in 16 bytes
+  int phases;  // (depth, height) residues
+  int chunks;
+  int row_strips;  // strips in a row of the tile
+  int items;       // strips of a plane per strip index of a thread
+  int lanes;       // threads that share one (part of chunk, phase, channel): planes x items, rounded up to warps
+  int threads;
+  int strip_outputs;  // outputs of a strip: strip x width stride
+  int window;         // inputs that a strip reads from a row
+  int sums;           // accumulators of a thread
+  int store;          // outputs that are stored together
+  int piece;          // a warp's strips are neighbours: its outputs are one piece of a row
+
+  // Shared memory: planes, bias, weights, inputs (later partial sums), staged outputs.
+  int rows_depth;
+  int rows_height;
+  int row_length;     // tile with halo
+  int pitch;          // between rows
+  int input_channel;  // between channels
+  int input_plane;
+  int weight_row;  // (kernel width, thread_channels), rounded up to vectors
+  int weight_channel;
+  int weight_part;  // between parts of the output channels
+  int weight_plane;
+  int stage;    // elements of a warp
+  int bias_at;  // byte offsets
+  int weights_at;
+  int inputs_at;
+  int stage_at;
+  int shared_bytes;
+};
+
+// One plane of a block, in shared memory. Offsets in elements, of the tile's first element.
+struct DirectPlane {
+  tconv_device::i64 input;  // may point before the tensor: halo
+  tconv_device::i64 output;
+  tconv_device::i64 weight;
+  int first_channel;  // output channel of the first sum, for the bias
+  int channels;       // output channels that exist; 0: no such plane
+};
+static_assert(sizeof(DirectPlane) == 32, "the layout of shared memory counts on it");
+
+struct DirectArguments {
+  const void* input;
+  const void* weight;
+  const void* bias;
+  void* output;
+  tconv_device::i64 input_batch;  // strides in elements
+  tconv_device::i64 input_channel;
+  tconv_device::i64 input_depth;
+  tconv_device::i64 input_height;
+  tconv_device::i64 input_width;
+  tconv_device::i64 weight_in;
+  tconv_device::i64 weight_out;
+  tconv_device::i64 weight_depth;
+  tconv_device::i64 weight_height;
+  tconv_device::i64 weight_width;
+  tconv_device::i64 output_batch;
+  tconv_device::i64 output_channel;
+  tconv_device::i64 output_depth;
+  tconv_device::i64 output_height;
+  tconv_device::i64 output_width;
+  int planes;
+  int groups;
+  int channel_blocks;  // blocks of output channels in a group
+  int tiles_depth, tiles_height, tiles_width;
+  int in_depth, in_height, in_width;                       // sizes
+  int out_depth, out_height, out_width;                    // sizes
+  int pad_cells_depth, pad_cells_height, pad_cells_width;  // pad_begin / stride
+};
+
+constexpr int direct_round_up(int value, int step) { return (value + step - 1) / step * step; }
+
+constexpr int direct_gcd(int a, int b) {
+  while (b != 0) {
+    const int rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+// ceil((pad_residue - tap dilation) / stride)
+constexpr int direct_offset(DirectAxis axis, int tap) {
+  const int reach = axis.pad_residue - tap * axis.dilation;
+  return reach >= 0 ? (reach + axis.stride - 1) / axis.stride : -(-reach / axis.stride);
+}
+
+constexpr DirectSpan direct_span(DirectAxis axis) {
+  DirectSpan span{};
+  span.low = direct_offset(axis, axis.kernel - 1);
+  span.halo = direct_offset(axis, 0) - span.low;
+  span.common = direct_gcd(axis.stride, axis.dilation);
+  span.tap_step = axis.stride / span.common;
+  span.shift_step = axis.dilation / span.common;
+  for (int i = 0; i < span.tap_step; ++i) {
+    if (i * (span.shift_step % span.tap_step) % span.tap_step == 1 % span.tap_step) span.inverse = i;
+  }
+  span.most_taps = (axis.kernel + span.tap_step - 1) / span.tap_step;
+  span.even = (span.common == 1 && axis.kernel % span.tap_step == 0) ? 1 : 0;
+  return span;
+}
+
+// Spreads lanes that read the same place of neighbouring planes over all banks.
+constexpr int direct_plane_pitch(int count, int planes, int vector) {
+  return planes == 1 ? count : direct_round_up(count, 8 * vector) + vector;
+}
+
+constexpr DirectGeometry direct_geometry(DirectConfig c) {
+  DirectGeometry g{};
+  g.depth = direct_span(c.depth);
+  g.height = direct_span(c.height);
+  g.width = direct_span(c.width);
+  g.vector = 16 / c.accumulator_bytes;
+  g.phases = c.depth.stride * c.height.stride;
+  g.chunks = (c.in_channels + c.chunk - 1) / c.chunk;
+  g.row_strips = c.cells_width / c.strip;
+  g.items = (g.row_strips * c.cells_height * c.cells_depth + c.strips - 1) / c.strips;
+  g.lanes = direct_round_up(c.planes * g.items, 32);
+  g.threads = g.lanes * c.channel_parts * c.phase_parts * c.chunk_parts;
+  g.strip_outputs = c.strip * c.width.stride;
+  g.window = c.strip + g.width.halo;
+  g.sums = c.strips * g.strip_outputs * c.thread_channels;
+  g.store = c.store > 1 ? c.store : 1;
+  while (g.strip_outputs % g.store != 0) g.store /= 2;
+  g.piece = (c.store != 0 && g.row_strips % 32 == 0 && g.items % 32 == 0) ? 1 : 0;
+
+  g.rows_depth = c.cells_depth + g.depth.halo;
+  g.rows_height = c.cells_height + g.height.halo;
+  g.row_length = c.cells_width + g.width.halo;
+  // A strip reads whole vectors from its first cell on, so a strip that starts inside a vector reads past the row.
+  g.pitch = direct_round_up(g.row_length + (c.strip % g.vector == 0 ? 0 : g.vector), g.vector);
+  g.input_channel = g.rows_depth * g.rows_height * g.pitch;
+  g.input_plane = direct_plane_pitch(c.chunk * g.input_channel, c.planes, g.vector);
+  g.weight_row = direct_round_up(c.width.kernel * c.thread_channels, g.vector);
+  g.weight_channel = c.depth.kernel * c.height.kernel * g.weight_row;
+  g.weight_part = c.chunk * g.weight_channel;
+  g.weight_plane = direct_plane_pitch(c.channel_parts * g.weight_part, c.planes, g.vector);
+  g.stage = 32 * (c.output_channels_last != 0 ? c.thread_channels : g.strip_outputs);
+
+  const int sums = (c.chunk_parts - 1) * (g.threads / c.chunk_parts) * g.sums;
+  const int inputs = c.planes * g.input_plane;
+  g.bias_at = c.planes * static_cast<int>(sizeof(DirectPlane));
+  g.weights_at = g.bias_at + direct_round_up(c.planes * c.channel_parts * c.thread_channels * c.accumulator_bytes, 16);
+  g.inputs_at = g.weights_at + c.planes * g.weight_plane * c.accumulator_bytes;
+  g.stage_at = g.inputs_at + direct_round_up((inputs > sums ? inputs : sums) * c.accumulator_bytes, 16);
+  g.shared_bytes = g.stage_at + g.threads / c.chunk_parts / 32 * direct_round_up(g.stage * c.element_bytes, 16);
+  return g;
+}
+"""
+FILES["direct_store.cuh"] = r"""
+// The direct kernel's way out: sums and bias to the output, whole rows (or whole runs of channels) at a time.
+namespace direct {
+
+// The strip that a thread of a warp computes, within the block's tile.
+struct Strip {
+  int plane;
+  int depth;  // cells
+  int height;
+  int width;
+  bool valid;
+};
+
+// `lane` counts the threads that share (part of chunk, phase, channel part).
+__device__ __forceinline__ Strip strip_of(int lane, int index) {
+  const bool channels_last = kConfig.output_channels_last != 0;
+  const int plane = channels_last ? lane % kConfig.planes : lane / kGeometry.items;
+  const int item = (channels_last ? lane / kConfig.planes : lane % kGeometry.items) + index * kGeometry.items;
+  Strip strip;
+  strip.valid = plane < kConfig.planes && (!channels_last || lane / kConfig.planes < kGeometry.items) &&
+                item < kGeometry.row_strips * kConfig.cells_height * kConfig.cells_depth;
+  strip.plane = strip.valid ? plane : 0;
+  const int place = strip.valid ? item : 0;
+  strip.width = place % kGeometry.row_strips * kConfig.strip;
+  strip.height = place / kGeometry.row_strips % kConfig.cells_height;
+  strip.depth = place / (kGeometry.row_strips * kConfig.cells_height);
+  return strip;
+}
+
+// Where a thread's strip of outputs begins, from the output of the block's first plane; `columns` is set to the number
+// of its outputs that exist.
+__device__ __forceinline__ int strip_start(const DirectArguments& a, const Place& place, const DirectPlane* planes,
+                                           const Strip& strip, int residue_depth, int residue_height, int& columns) {
+  const int depth = strip.depth * kConfig.depth.stride + residue_depth;
+  const int height = strip.height * kConfig.height.stride + residue_height;
+  const int width = strip.width * kConfig.width.stride;
+  columns = a.out_width - place.width * kConfig.width.stride - width;
+  const bool exists = strip.valid && place.depth * kConfig.depth.stride + depth < a.out_depth &&
+                      place.height * kConfig.height.stride + height < a.out_height && columns > 0 &&
+                      (kConfig.planes == 1 || planes[strip.plane].channels != 0);
+  if (!exists) columns = 0;
+  const int plane = kConfig.planes == 1 ? 0 : static_cast<int>(planes[strip.plane].output - planes[0].output);
+  return plane + depth * static_cast<int>(a.output_depth) + height * static_cast<int>(a.output_height) +
+         width * static_cast<int>(a.output_width);
+}
+
+__device__ __forceinline__ Accumulator biased(Accumulator sum, Accumulator bias) {
+  return kConfig.bias != 0 ? sum + bias : sum;
+}
+
+constexpr int kNowhere = -2147483647 - 1;
+
+#ifdef __CUDACC__
+struct alignas(kGeometry.store * sizeof(Element)) Run {
+  Element value[kGeometry.store];
+};
+__device__ __forceinline__ void move_run(Element* to, const Element* from) {
+  *reinterpret_cast<Run*>(to) = *reinterpret_cast<const Run*>(from);
+}
+#endif
+
+// `kRuns`: kGeometry.store elements at a time.
+template <bool kRuns>
+__device__ __forceinline__ void move(Element* to, const Element* from) {
+  if (kRuns) {
+    move_run(to, from);
+  } else {
+    *to = *from;
+  }
+}
+
+// A warp's strips through shared memory, one channel at a time, so that its lanes store neighbours of a row.
+// sums (strip outputs, thread channels), of one strip per lane; `channels` of them exist
+template <bool kRuns>
+__device__ __forceinline__ void store_rows(const DirectArguments& a, Element* output, int channels, int start,
+                                           int columns, const Accumulator* bias, const Accumulator* sums,
+                                           Element* stage, int lane) {
+  const int run = kGeometry.strip_outputs;
+  const int pack = 16 / static_cast<int>(sizeof(Element));
+  const int unit = kRuns ? kGeometry.store : 1;
+  const int stores = run / unit;
+  const bool piece = kGeometry.piece != 0;  // the stores are then at constant distances from each other
+  int to[piece ? 1 : stores];
+  int left = 0;
+  if (piece) {
+    to[0] = __shfl_sync(0xffffffffu, start, 0) + lane * unit;
+    left = __shfl_sync(0xffffffffu, columns, 0) - lane * unit;
+  } else {
+#pragma unroll
+    for (int j = 0; j < stores; ++j) {
+      const int from = (j * 32 + lane) / stores;
+      const int column = (j * 32 + lane) % stores * unit;
+      const int row = __shfl_sync(0xffffffffu, start, from);
+      const int apart = kConfig.store != 0 ? 1 : static_cast<int>(a.output_width);
+      to[j] = column < __shfl_sync(0xffffffffu, columns, from) ? row + column * apart : kNowhere;
+    }
+  }
+#pragma unroll
+  for (int channel = 0; channel < kConfig.thread_channels; ++channel) {
+    const Accumulator shift = bias[channel];
+    if (run % pack == 0) {
+#pragma unroll
+      for (int j = 0; j < run / pack; ++j) {
+        Pack<Element> values;
+#pragma unroll
+        for (int v = 0; v < pack; ++v) {
+          values.value[v] = narrow(biased(sums[(j * pack + v) * kConfig.thread_channels + channel], shift));
+        }
+        reinterpret_cast<Pack<Element>*>(stage + lane * run)[j] = values;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < run; ++j) {
+        stage[lane * run + j] = narrow(biased(sums[j * kConfig.thread_channels + channel], shift));
+      }
+    }
+    __syncwarp();
+    if (channel < channels) {
+      Element* const place = output + (piece ? to[0] : 0);
+#pragma unroll
+      for (int j = 0; j < stores; ++j) {
+        const Element* const from = stage + (j * 32 + lane) * unit;
+        if (piece) {
+          if (j * 32 * unit < left) move<kRuns>(place + j * 32 * unit, from);
+        } else {
+          if (to[j] != kNowhere) move<kRuns>(place + to[j], from);
+        }
+      }
+    }
+    output += a.output_channel;
+    __syncwarp();
+  }
+}
+
+// The same with one output of a strip at a time, so that its lanes store neighbouring channels.
+__device__ __forceinline__ void store_channels(const DirectArguments& a, Element* output, int channels, int start,
+                                               int columns, const Accumulator* bias, const Accumulator* sums,
+                                               Element* stage, int lane) {
+  const int run = kConfig.thread_channels;
+  int to[run];
+  int last[run];  // outputs of the strip that exist
+#pragma unroll
+  for (int j = 0; j < run; ++j) {
+    const int from = (j * 32 + lane) / run;
+    const int channel = (j * 32 + lane) % run;
+    to[j] = __shfl_sync(0xffffffffu, start, from) + channel * static_cast<int>(a.output_channel);
+    last[j] = __shfl_sync(0xffffffffu, columns, from);
+    if (channel >= channels) last[j] = 0;
+  }
+#pragma unroll
+  for (int column = 0; column < kGeometry.strip_outputs; ++column) {
+    if (run == 1) {
+      const Element value = narrow(biased(sums[column], bias[0]));
+      if (column < last[0]) output[to[0]] = value;
+    } else {
+#pragma unroll
+      for (int j = 0; j < run; ++j) stage[lane * run + j] = narrow(biased(sums[column * run + j], bias[j]));
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < run; ++j) {
+        if (column < last[j]) output[to[j]] = stage[j * 32 + lane];
+      }
+      __syncwarp();
+    }
+    output += a.output_width;
+  }
+}
+
+}  // namespace direct
+"""
+FILES["general.cuh"] = r"""
+// The kernel that takes every problem of the directions forward and grad_input: each thread gathers one pixel of a few
+// channels from the taps that reach it. What is read is called input and what is written output, whichever of the
+// layer's tensors that is. Only the element type and a few constants are compiled in, so that one compilation serves
+// every shape.
+//
+// The config before this file states
+//   Element                 F64, F32, F16 or BF16
+//   Index                   int where positions, tap distances and products of residues fit, else long long
+//   kBundle                 output channels of a thread
+//   kGradient               whether outputs gather as the layer's inputs do: each from all its taps
+#include "general_params.cuh"
+#include "types.cuh"
+
+using Sum = Element::Sum;
+using Storage = Element::Storage;
+
+// Loads in flight per thread; 64-bit positions leave no registers for more.
+constexpr int kUnroll = sizeof(Index) == 8 ? 1 : 4;
+
+// The taps that reach one output along one axis: taps first + t tap_step read inputs start - t input_step, begin <= t <
+// end. (input_step is negative for a gradient.)
+struct Reach {
+  Index first;
+  Index start;
+  Index begin;
+  Index end;
+};
+
+__device__ __forceinline__ Index first_tap(const GeneralAxis& axis, Index residue) {
+  if (axis.inverse >= 0) {
+    return residue / static_cast<Index>(axis.common) * static_cast<Index>(axis.inverse) %
+           static_cast<Index>(axis.tap_step);
+  }
+  Index tap = 0;
+  while (tap < axis.kernel && tap * axis.dilation % axis.stride != residue) ++tap;
+  return tap;
+}
+
+// Layer input i reads the gradient at i stride - pad + t dilation with its tap t.
+__device__ __forceinline__ Reach reach_of_gradient(const GeneralAxis& axis, Index output) {
+  const Index dilation = static_cast<Index>(axis.dilation);
+  Reach reach = {0, 0, 0, 0};
+  reach.start = output * static_cast<Index>(axis.stride) - static_cast<Index>(axis.pad);
+  if (reach.start < 0) reach.begin = (-reach.start - 1) / dilation + 1;
+  const Index room = static_cast<Index>(axis.input) - reach.start;  // taps up to here fall inside
+  const Index inside = room <= 0 ? 0 : (room - 1) / dilation + 1;
+  reach.end = inside < static_cast<Index>(axis.kernel) ? inside : static_cast<Index>(axis.kernel);
+  return reach;
+}
+
+__device__ __forceinline__ Reach reach_of(const GeneralAxis& axis, Index output) {
+  if (kGradient) return reach_of_gradient(axis, output);
+  const Index stride = static_cast<Index>(axis.stride);
+  const Index position = output + static_cast<Index>(axis.pad);
+  const Index cell = position / stride;
+  const Index residue = position - cell * stride;
+  Reach reach = {0, 0, 0, 0};
+  if (residue % static_cast<Index>(axis.common) != 0) return reach;
+  reach.first = first_tap(axis, residue);
+  const Index input_step = static_cast<Index>(axis.input_step);
+  const Index kernel = static_cast<Index>(axis.kernel);
+  const Index offset = position - reach.first * static_cast<Index>(axis.dilation);
+  // A multiple of the stride; below zero not even the first tap has an input.
+  if (reach.first >= kernel || offset < 0) return reach;
+  reach.start = offset / stride;
+  const Index last = static_cast<Index>(axis.input) - 1;
+  if (reach.start > last) reach.begin = (reach.start - last + input_step - 1) / input_step;
+  const Index taps = (kernel - 1 - reach.first) / static_cast<Index>(axis.tap_step) + 1;
+  const Index inside = reach.start / input_step + 1;
+  reach.end = taps < inside ? taps : inside;
+  return reach;
+}
+
+// Quotient of `rest` by `size`; `rest` keeps the remainder's place: position along the axis that varies faster.
+__device__ __forceinline__ Index take(Index& rest, GeneralIndex size) {
+  const Index count = static_cast<Index>(size);
+  const Index whole = rest / count;
+  const Index position = rest - whole * count;
+  rest = whole;
+  return position;
+}
+
+__device__ __forceinline__ void compute(const GeneralParams& p, Index work) {
+  Index rest = work;
+  Index bundle = 0;
+  Index group = 0;
+  if (p.channels_last != 0) {
+    bundle = take(rest, p.bundles);
+    group = take(rest, p.groups);
+  }
+  const Index column = take(rest, p.axes[2].output);
+  const Index row = take(rest, p.axes[1].output);
+  const Index plane = take(rest, p.axes[0].output);
+  if (p.channels_last == 0) {
+    bundle = take(rest, p.bundles);
+    group = take(rest, p.groups);
+  }
+  const GeneralIndex sample = rest;
+
+  const Reach d = reach_of(p.axes[0], plane);
+  const Reach h = reach_of(p.axes[1], row);
+  const Reach w = reach_of(p.axes[2], column);
+
+  const GeneralIndex channel = static_cast<GeneralIndex>(bundle) * kBundle;  // within the group
+  const GeneralIndex left = p.out_channels - channel;
+  const Storage* const input = static_cast<const Storage*>(p.input) + sample * p.input_strides[0] +
+                               group * p.in_channels * p.input_strides[1] + d.start * p.input_strides[2] +
+                               h.start * p.input_strides[3] + w.start * p.input_strides[4];
+  const Storage* const weight = static_cast<const Storage*>(p.weight) + group * p.weight_group_stride +
+                                channel * p.weight_strides[1] + d.first * p.weight_strides[2] +
+                                h.first * p.weight_strides[3] + w.first * p.weight_strides[4];
+
+  Sum total[kBundle] = {};
+  const Storage* x_plane = input - d.begin * p.axes[0].input_jump;
+  const Storage* w_plane = weight + d.begin * p.axes[0].weight_jump;
+  for (Index td = d.begin; td < d.end; ++td) {
+    const Storage* x_row = x_plane - h.begin * p.axes[1].input_jump;
+    const Storage* w_row = w_plane + h.begin * p.axes[1].weight_jump;
+    for (Index th = h.begin; th < h.end; ++th) {
+      const Storage* x_tap = x_row - w.begin * p.axes[2].input_jump;
+      const Storage* w_tap = w_row + w.begin * p.axes[2].weight_jump;
+      for (Index tw = w.begin; tw < w.end; ++tw) {
+        const Storage* x = x_tap;
+        const Storage* k = w_tap;
+        // One sum per tap, then the sum of those: rounding grows with the longer of the two, not with their product.
+        Sum partial[kBundle] = {};
+#ifdef __CUDACC__
+#pragma unroll kUnroll
+#endif
+        for (GeneralIndex ci = 0; ci < p.in_channels; ++ci) {
+          const Sum value = Element::load(*x);
+          for (int j = 0; j < kBundle; ++j) {
+            if (j < left) partial[j] += value * Element::load(k[j * p.weight_strides[1]]);
+          }
+          x += p.input_strides[1];
+          k += p.weight_strides[0];
+        }
+        for (int j = 0; j < kBundle; ++j) total[j] += partial[j];
+        x_tap -= p.axes[2].input_jump;
+        w_tap += p.axes[2].weight_jump;
+      }
+      x_row -= p.axes[1].input_jump;
+      w_row += p.axes[1].weight_jump;
+    }
+    x_plane -= p.axes[0].input_jump;
+    w_plane += p.axes[0].weight_jump;
+  }
+
+  const GeneralIndex out_channel = group * p.out_channels + channel;
+  const Storage* const bias = static_cast<const Storage*>(p.bias);
+  Storage* const output = static_cast<Storage*>(p.output) + sample * p.output_strides[0] +
+                          out_channel * p.output_strides[1] + plane * p.output_strides[2] + row * p.output_strides[3] +
+                          column * p.output_strides[4];
+  for (int j = 0; j < kBundle; ++j) {
+    if (j < left) {
+      const Sum value = bias != nullptr ? total[j] + Element::load(bias[out_channel + j]) : total[j];
+      output[j * p.output_strides[1]] = Element::store(value);
+    }
+  }
+}
+
+// Two blocks per multiprocessor: without a number the assembler prefers occupancy and spills.
+__global__ void __launch_bounds__(256, 2) tconv_general(const GeneralParams p) {
+  const GeneralIndex work = static_cast<GeneralIndex>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (work < p.work) compute(p, static_cast<Index>(work));
+}
+"""
+FILES["general_params.cuh"] = r"""
+// What the host hands to the general kernel; compiled by both.
+
+#include "params.cuh"
+
+using GeneralIndex = tconv_device::i64;
+
+// One spatial axis. With common = gcd(stride, dilation), an output with residue r = (o + pad) mod stride has taps only
+// when common divides r: taps first, first + tap_step, ... with first = (r / common) inverse mod tap_step. A gradient
+// reads the other way, has all taps everywhere and uses the first six members only.
+struct GeneralAxis {
+  GeneralIndex input;
+  GeneralIndex output;
+  GeneralIndex kernel;
+  GeneralIndex stride;
+  GeneralIndex dilation;
+  GeneralIndex pad;
+  GeneralIndex common;      // gcd(stride, dilation)
+  GeneralIndex tap_step;    // stride / common
+  GeneralIndex input_step;  // dilation / common
+  GeneralIndex inverse;  // of input_step modulo tap_step; -1: taps are searched, since the product above could overflow
+  // From one tap of a phase to the next, in elements.
+  GeneralIndex input_jump;   // backwards
+  GeneralIndex weight_jump;  // forwards
+};
+
+struct GeneralParams {
+  const void* input;
+  const void* weight;
+  const void* bias;  // null: none
+  void* output;
+  GeneralIndex input_strides[5];   // batch, channel, depth, height, width
+  GeneralIndex weight_strides[5];  // input channel, output channel of a group, depth, height, width
+  GeneralIndex weight_group_stride;
+  GeneralIndex output_strides[5];
+  GeneralIndex batch;
+  GeneralIndex groups;
+  GeneralIndex in_channels;   // of a group
+  GeneralIndex out_channels;  // of a group
+  GeneralIndex bundles;       // of output channels, in a group: what a thread computes
+  GeneralAxis axes[3];
+  GeneralIndex channels_last;  // not zero: neighbouring threads take neighbouring channels rather than columns
+  GeneralIndex work;           // batch x groups x bundles x output pixels
+};
+"""
+FILES["general_weight.cuh"] = r"""
+// The kernels that take every grad_weight problem. A warp sums the products of a few input and a few output channels at
+// one tap over a part of the pixels; parts are added up by a second kernel. Each order of a sum is fixed.
+//
+// The config before this file states
+//   Element     F64, F32, F16 or BF16
+//   Index       int where pixels and positions fit, else long long
+#include "general_weight_params.cuh"
+#include "types.cuh"
+
+using Sum = Element::Sum;
+using Storage = Element::Storage;
+using tconv_device::i64;
+
+__device__ __forceinline__ i64 weight_place(const GeneralWeightParams& p, i64 group, i64 ci, i64 co, i64 tap) {
+  const i64 kw = tap % p.axes[2].kernel;
+  const i64 kh = tap / p.axes[2].kernel % p.axes[1].kernel;
+  const i64 kd = tap / p.axes[2].kernel / p.axes[1].kernel;
+  return (group * p.in_channels + ci) * p.weight_strides[0] + co * p.weight_strides[1] + kd * p.weight_strides[2] +
+         kh * p.weight_strides[3] + kw * p.weight_strides[4];
+}
+
+__global__ void __launch_bounds__(32 * kWeightWarps) tconv_general_weight(const GeneralWeightParams p) {
+  constexpr int kSums = kWeightBundle * kWeightBundle;
+  __shared__ Sum lanes_sums[kWeightWarps][kSums][33];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const i64 work = static_cast<i64>(blockIdx.x) * kWeightWarps + warp;
+  i64 rest = work;
+  const i64 tap = rest % p.taps;
+  rest /= p.taps;
+  const i64 co = rest % p.out_bundles * kWeightBundle;
+  rest /= p.out_bundles;
+  const i64 ci = rest % p.in_bundles * kWeightBundle;
+  rest /= p.in_bundles;
+  const i64 group = rest % p.groups;
+  const i64 part = rest / p.groups;
+  const bool exists = work < p.work;
+
+  Sum sum[kWeightBundle][kWeightBundle] = {};
+  if (exists) {
+    // Where the tap's output of pixel 0 lies.
+    Index shift[3];
+    i64 taps_left = tap;
+    for (int axis = 2; axis >= 0; --axis) {
+      const i64 k = taps_left % p.axes[axis].kernel;
+      taps_left /= p.axes[axis].kernel;
+      shift[axis] = static_cast<Index>(k * p.axes[axis].dilation - p.axes[axis].pad);
+    }
+    const Storage* const input =
+        static_cast<const Storage*>(p.input) + (group * p.in_channels + ci) * p.input_strides[1];
+    const Storage* const output =
+        static_cast<const Storage*>(p.output) + (group * p.out_channels + co) * p.output_strides[1];
+    const Index end = static_cast<Index>(p.pixels * (part + 1) / p.parts);
+    for (Index pixel = static_cast<Index>(p.pixels * part / p.parts) + lane; pixel < end; pixel += 32) {
+      Index left = pixel;
+      const Storage* x = input;
+      const Storage* dy = output;
+      bool inside = true;
+      for (int axis = 2; axis >= 0; --axis) {
+        const Index size = static_cast<Index>(p.axes[axis].input);
+        const Index at = left % size;
+        left /= size;
+        const Index position = at * static_cast<Index>(p.axes[axis].stride) + shift[axis];
+        inside = inside && position >= 0 && position < p.axes[axis].output;
+        x += at * p.input_strides[2 + axis];
+        dy += position * p.output_strides[2 + axis];
+      }
+      if (!inside) continue;
+      x += left * p.input_strides[0];
+      dy += left * p.output_strides[0];
+      Sum gradient[kWeightBundle];
+      for (int j = 0; j < kWeightBundle; ++j) {
+        gradient[j] = co + j < p.out_channels ? Element::load(dy[j * p.output_strides[1]]) : Sum(0);
+      }
+      for (int i = 0; i < kWeightBundle; ++i) {
+        if (ci + i >= p.in_channels) continue;
+        const Sum value = Element::load(x[i * p.input_strides[1]]);
+        for (int j = 0; j < kWeightBundle; ++j) sum[i][j] += value * gradient[j];
+      }
+    }
+  }
+  for (int i = 0; i < kSums; ++i) lanes_sums[warp][i][lane] = sum[i / kWeightBundle][i % kWeightBundle];
+  __syncwarp();
+  const i64 my_ci = ci + lane / kWeightBundle;
+  const i64 my_co = co + lane % kWeightBundle;
+  if (!exists || lane >= kSums || my_ci >= p.in_channels || my_co >= p.out_channels) return;
+  Sum total = 0;
+  for (int i = 0; i < 32; ++i) total += lanes_sums[warp][lane][i];
+  if (p.parts == 1) {
+    static_cast<Storage*>(p.weight)[weight_place(p, group, my_ci, my_co, tap)] = Element::store(total);
+  } else {
+    const i64 weight = ((group * p.in_channels + my_ci) * p.out_channels + my_co) * p.taps + tap;
+    static_cast<Sum*>(p.sums)[part * p.weights + weight] = total;
+  }
+}
+
+__global__ void __launch_bounds__(256) tconv_general_weight_finish(const GeneralWeightParams p) {
+  const i64 weight = static_cast<i64>(blockIdx.x) * 256 + threadIdx.x;
+  if (weight >= p.weights) return;
+  Sum total = 0;
+  for (i64 part = 0; part < p.parts; ++part) total += static_cast<const Sum*>(p.sums)[part * p.weights + weight];
+  i64 rest = weight;
+  const i64 tap = rest % p.taps;
+  rest /= p.taps;
+  const i64 co = rest % p.out_channels;
+  rest /= p.out_channels;
+  const i64 ci = rest % p.in_channels;
+  static_cast<Storage*>(p.weight)[weight_place(p, rest / p.in_channels, ci, co, tap)] = Element::store(total);
+}
+"""
+FILES["general_weight_params.cuh"] = r"""
+// What the host hands to the kernels that take every grad_weight problem; compiled by both.
+
+#include "params.cuh"
+
+constexpr int kWeightWarps = 4;   // of a block
+constexpr int kWeightBundle = 4;  // channels of each tensor in a warp
+
+struct GeneralWeightAxis {
+  tconv_device::i64 input;
+  tconv_device::i64 output;
+  tconv_device::i64 kernel;
+  tconv_device::i64 stride;
+  tconv_device::i64 dilation;
+  tconv_device::i64 pad;
+};
+
+struct GeneralWeightParams {
+  const void* input;
+  const void* output;
+  void* weight;
+  void* sums;  // [part][weight], the weights counted over [group][input channel][output channel][tap]
+  tconv_device::i64 input_strides[5];
+  tconv_device::i64 weight_strides[5];
+  tconv_device::i64 output_strides[5];
+  tconv_device::i64 groups;
+  tconv_device::i64 in_channels;   // of a group
+  tconv_device::i64 out_channels;  // of a group
+  tconv_device::i64 in_bundles;
+  tconv_device::i64 out_bundles;
+  tconv_device::i64 taps;
+  tconv_device::i64 pixels;  // batch x input pixels
+  tconv_device::i64 weights;
+  tconv_device::i64 parts;
+  tconv_device::i64 work;  // warps
+  GeneralWeightAxis axes[3];
+};
+"""
+FILES["grad_bias.cuh"] = r"""
+// Sums a tensor per channel, in an order that depends on its shape alone. A block sums one part of one channel, or of
+// 32 where channels are neighbours in memory; the parts are summed by the same kernel, once more.
+//
+// The config before this file states
+//   In, Out          F64, F32, F16 or BF16; sums are kept in In's type of sums
+//   Index            int where the elements of a channel can be counted with it, else long long
+//   kAcross          neighbouring threads take neighbouring channels
+//   kRows            positions that vary: 1 (one run of memory), 2 (rows of it), 4
+#include "grad_bias_params.cuh"
+#include "types.cuh"
+
+using Sum = In::Sum;
+
+constexpr int kAtOnce = kAcross ? kBiasThreads / kBiasLanes : kBiasThreads;  // threads that share a channel
+
+// A thread's way through the elements of its channel: a row of memory and a place in it, moved without a division.
+struct Cursor {
+  Index row;
+  Index column;
+  Index row_step;
+  Index column_step;
+  Index columns;
+
+  __device__ __forceinline__ Cursor(const GradBiasParams& p, Index element) {
+    columns = kRows == 1 ? 1 : static_cast<Index>(p.sizes[3]);
+    row = element / columns;
+    column = element - row * columns;
+    row_step = kAtOnce / columns;
+    column_step = kAtOnce - row_step * columns;
+  }
+
+  __device__ __forceinline__ void advance() {
+    row += row_step;
+    column += column_step;
+    if (kRows > 1 && column >= columns) {
+      column -= columns;
+      ++row;
+    }
+  }
+
+  __device__ __forceinline__ tconv_device::i64 place(const GradBiasParams& p) const {
+    if (kRows == 1) return row * p.strides[3];
+    tconv_device::i64 place = column * p.strides[3];
+    if (kRows == 2) return place + row * p.strides[0];
+    Index rest = row;
+    for (int i = 2; i >= 0; --i) {
+      const Index size = static_cast<Index>(p.sizes[i]);
+      place += rest % size * p.strides[i];
+      rest /= size;
+    }
+    return place;
+  }
+};
+
+__global__ void __launch_bounds__(kBiasThreads) tconv_grad_bias(const GradBiasParams p) {
+  __shared__ Sum sums[kBiasThreads];
+  const int thread = threadIdx.x;
+  const tconv_device::i64 part = blockIdx.x % p.parts;
+  const tconv_device::i64 block = blockIdx.x / p.parts;
+  const tconv_device::i64 channel = kAcross ? block * kBiasLanes + thread % kBiasLanes : block;
+  const int first = kAcross ? thread / kBiasLanes : thread;
+
+  Sum sum[4] = {};
+  if (channel < p.channels) {
+    const In::Storage* const input = static_cast<const In::Storage*>(p.input) + channel * p.channel_stride;
+    const Index begin = static_cast<Index>(p.elements * part / p.parts);
+    const Index end = static_cast<Index>(p.elements * (part + 1) / p.parts);
+    Index element = begin + first;
+    Cursor cursor(p, element);
+    for (; element + 3 * kAtOnce < end; element += 4 * kAtOnce) {
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+      for (int i = 0; i < 4; ++i) {
+        sum[i] += In::load(input[cursor.place(p)]);
+        cursor.advance();
+      }
+    }
+    for (; element < end; element += kAtOnce) {
+      sum[0] += In::load(input[cursor.place(p)]);
+      cursor.advance();
+    }
+  }
+  sums[thread] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  constexpr int kLeast = kAcross ? kBiasLanes : 1;
+  for (int half = kBiasThreads / 2; half >= kLeast; half /= 2) {
+    __syncthreads();
+    if (thread < half) sums[thread] += sums[thread + half];
+  }
+  if (thread < kLeast && channel < p.channels) {
+    static_cast<Out::Storage*>(p.output)[channel * p.parts + part] = Out::store(sums[thread]);
+  }
+}
+"""
+FILES["grad_bias_params.cuh"] = r"""
+// What the host hands to the kernel that sums a tensor per channel; compiled by both.
+
+#include "params.cuh"
+
+constexpr int kBiasThreads = 256;
+constexpr int kBiasLanes = 32;  // channels of a block where these are neighbours in memory
+
+// An element of channel c is at c channel_stride + place, where the place is made of four positions, the last of them
+// the fastest.
+struct GradBiasParams {
+  const void* input;
+  void* output;  // [channel][part]
+  tconv_device::i64 channels;
+  tconv_device::i64 channel_stride;
+  tconv_device::i64 sizes[4];
+  tconv_device::i64 strides[4];
+  tconv_device::i64 elements;  // of a channel
+  tconv_device::i64 parts;
+};
+"""
+FILES["params.cuh"] = r"""
+// Types that host and device share. Both sides compile this file, so it includes nothing.
+
+namespace tconv_device {
+
+using i32 = int;
+using u32 = unsigned int;
+using i64 = long long;
+using u64 = unsigned long long;
+using u16 = unsigned short;
+static_assert(sizeof(i32) == 4 && sizeof(i64) == 8 && sizeof(u16) == 2, "sizes that host and device agree on");
+
+}  // namespace tconv_device
+"""
+FILES["ptx.cuh"] = r"""
+// The instructions that the kernels use and CUDA C++ has no word for. Nothing here includes a header.
+
+// Sixteen bytes of neighbouring channels: the unit of a tile.
+struct alignas(16) Cell {
+  unsigned word[4];
+};
+
+namespace ptx {
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// The same value, of which the compiler knows nothing: it makes no second copy of the code that follows for a case that
+// it could tell from the value.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// Four 8x8 matrices of 16-bit pairs, one row of 16 bytes per lane's address.
+__device__ __forceinline__ void load_matrices(unsigned (&out)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_16_async(unsigned shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+// Bytes (4, 8 or 16, both addresses aligned to them) or zeros.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global, bool wanted) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
+                 "r"(wanted ? kBytes : 0)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>  // groups of copies that may still be under way
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Elements that are neighbours in memory, as words (two bytes alone in the low half of one), or zeros where `wanted` is
+// zero.
+template <int kBytes>
+__device__ __forceinline__ void load_if(unsigned wanted, const void* global,
+                                        unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
+  if constexpr (kBytes == 2) {
+    unsigned short value;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b16 %0, 0; @p ld.global.nc.u16 %0, [%2]; }"
+                 : "=h"(value)
+                 : "r"(wanted), "l"(global));
+    out[0] = value;
+  } else if constexpr (kBytes == 4) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%2]; }"
+                 : "=r"(out[0])
+                 : "r"(wanted), "l"(global));
+  } else if constexpr (kBytes == 8) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; mov.b32 %1, 0; @p ld.global.nc.v2.b32 {%0, %1}, [%3]; }"
+        : "=r"(out[0]), "=r"(out[1])
+        : "r"(wanted), "l"(global));
+  } else {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+        " @p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%5]; }"
+        : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+        : "r"(wanted), "l"(global));
+  }
+}
+
+__device__ __forceinline__ Cell load_16(const void* global) {
+  Cell cell;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(cell.word[0]), "=r"(cell.word[1]), "=r"(cell.word[2]), "=r"(cell.word[3])
+               : "l"(global));
+  return cell;
+}
+
+__device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(cell.word[0]), "r"(cell.word[1]),
+               "r"(cell.word[2]), "r"(cell.word[3])
+               : "memory");
+}
+
+__device__ __forceinline__ unsigned load_shared_32(unsigned address) {
+  unsigned word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+__device__ __forceinline__ unsigned load_shared_16(unsigned address) {
+  unsigned short bits;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");
+  return bits;
+}
+
+// The same place of the shared memory of another block of the cluster.
+__device__ __forceinline__ float load_from_block(unsigned address, int rank) {
+  unsigned remote;
+  float value;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote));
+  return value;
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Barriers in shared memory: a phase ends when as many threads have arrived as init_barrier said and all the bytes have
+// come that were announced with expect_bytes (which arrives, too).
+__device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void expect_bytes(unsigned barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives once all copies have come that this thread has asked for with copy_async.
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_barrier(unsigned barrier, int parity) {
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  }
+}
+
+// Bytes (a multiple of 16, both addresses too) by the copy engine, announced to a barrier.
+__device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// A kernel that was launched while the one before it still ran waits here until its results are there. Before sm_90
+// kernels of a stream never overlap.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel may be launched: all blocks of this one run already.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Ordinary stores to shared memory, before the tensor cores read them by descriptor.
+__device__ __forceinline__ void fence_for_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// What a warpgroup may use of the block's registers from here on, a multiple of 8.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+__device__ __forceinline__ void fence_warpgroup() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_warpgroup() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kPending = 0>  // groups of products that may still be under way
+__device__ __forceinline__ void wait_for_warpgroup() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// A barrier of the block's first threads alone.
+template <int kThreads>
+__device__ __forceinline__ void sync_first_threads() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+// The nearest TF32 value, ties away from zero, as cuDNN rounds.
+__device__ __forceinline__ unsigned round_to_tf32(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ __forceinline__ unsigned short round_to_f16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ __forceinline__ unsigned short round_to_bf16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ __forceinline__ float widen_f16(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+__device__ __forceinline__ void multiply_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void multiply_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void multiply_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace ptx
+"""
+FILES["reduce.cuh"] = r"""
+// grad_weight on tensor cores by single warps (sm_80 and later). The config before this file defines Element and
+// kShape.
+#include "reduce_warp.cuh"
+
+#include "reduce_block.cuh"
+"""
+FILES["reduce_block.cuh"] = r"""
+// The life of a block, whatever its teams multiply with: load a stage, multiply it while the next one is on its way,
+// and at the end write the sums.
+
+#include "reduce_load.cuh"
+
+// The sums of a thread in one row, as fragments hold them: pairs of neighbours.
+__device__ __forceinline__ void store_row(const TeamTile& team, int tile, int half, float* row) {
+#pragma unroll
+  for (int run = 0; run < kTeamRuns; ++run) {
+    const int first = (team.column_team * kShape.all_runs() + team.run_team * kTeamRuns + run) * kShape.run_columns();
+#pragma unroll
+    for (int column_tile = 0; column_tile < kColumnTiles; ++column_tile) {
+      const float (&value)[4] = team.sum[tile][run][column_tile];
+      const float2 pair = {value[2 * half], value[2 * half + 1]};
+      *reinterpret_cast<float2*>(row + first + column_tile * 8 + threadIdx.x % 4 * 2) = pair;
+    }
+  }
+}
+
+// Sums that are parts go to the workspace as they lie.
+__device__ __forceinline__ void store_parts(const ReduceParams& params, const ReduceBlock& block,
+                                            const TeamTile& team) {
+  float* const sums = params.sums + (static_cast<long long>(block.part) * reduce_tiles(params) + block.tile) *
+                                        kShape.block_rows() * kShape.block_sums();
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = team.row(tile) + threadIdx.x % 32 / 4 + 8 * half;
+      if (block.first_row + row < kShape.rows) store_row(team, tile, half, sums + row * kShape.block_sums());
+    }
+  }
+}
+
+// Writes the staged rows: those of every warp's tile, in the order of the weight.
+__device__ __forceinline__ void store_staged(const ReduceParams& params, const ReduceBlock& block, int tile, int half,
+                                             const float* staged) {
+  constexpr int kTaps = kShape.all_taps();
+  constexpr int kColumns = kShape.loaded_columns();
+  const long long (&stride)[6] = params.weight_strides;
+  Element* const weight = static_cast<Element*>(params.weight) + block.group * stride[0];
+#pragma unroll 1
+  for (int index = threadIdx.x; index < kShape.staged_rows() * kColumns * kTaps; index += kThreads) {
+    const int at = index % (kColumns * kTaps);
+    const int slot = index / (kColumns * kTaps);  // [team][warp of it][row]
+    const int column = kShape.columns_first ? at % kColumns : at / kTaps;
+    const int tap = kShape.columns_first ? at / kColumns : at % kTaps;
+    const int w = tap % kShape.taps[2];
+    const int h = tap / kShape.taps[2] % kShape.taps[1];
+    const int d = tap / kShape.taps[2] / kShape.taps[1];
+    constexpr int kTeamSlots = kShape.warpgroup ? 32 : 8;
+    const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
+                    slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
+    if (row < kShape.rows && block.first_column + column < kShape.columns &&
+        block.first_tap[0] + d < kShape.kernel[0] && block.first_tap[1] + h < kShape.kernel[1] &&
+        block.first_tap[2] + w < kShape.kernel[2]) {
+      weight[row * stride[1] + (block.first_column + column) * stride[2] + (block.first_tap[0] + d) * stride[3] +
+             (block.first_tap[1] + h) * stride[4] + (block.first_tap[2] + w) * stride[5]] =
+          to_storage(staged[slot * kShape.staged_pitch() + kShape.sum_of(column, d, h, w)], Element());
+    }
+  }
+}
+
+// Sums that are whole are the result.
+template <typename StoreRow>
+__device__ __forceinline__ void store_result(const ReduceParams& params, const ReduceBlock& block, const float* staged,
+                                             StoreRow&& stage) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      stage(tile, half);
+      __syncthreads();
+      store_staged(params, block, tile, half, staged);
+      __syncthreads();
+    }
+  }
+}
+
+__device__ __forceinline__ void store_sums(const ReduceParams& params, const ReduceBlock& block, const TeamTile& team,
+                                           float* staged) {
+  if constexpr (kShape.partial) {
+    store_parts(params, block, team);
+  } else {
+    const int row_team = team.first_row / (kRowTiles * kShape.tile_rows());
+    const int warp = kShape.warpgroup ? threadIdx.x / 32 % 4 : 0;
+    const int slot = (row_team * (kShape.warpgroup ? 4 : 1) + warp) * 8 + threadIdx.x % 32 / 4;
+    store_result(params, block, staged,
+                 [&](int tile, int half) { store_row(team, tile, half, staged + slot * kShape.staged_pitch()); });
+  }
+}
+
+// The stages of a part, and where they lie in shared memory.
+struct Stages {
+  unsigned shared;
+  int begin;
+  int end;
+
+  __device__ __forceinline__ Stages(const ReduceParams& params, const ReduceBlock& block, unsigned shared_address)
+      : shared(shared_address) {
+    // Counted in 64 bits: parts times stages may be more than an int holds.
+    const long long all = static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    begin = static_cast<int>(all * block.part / params.parts);
+    end = static_cast<int>(all * (block.part + 1) / params.parts);
+  }
+  __device__ __forceinline__ unsigned at(int index) const { return shared + (index & 1) * kShape.stage_cells() * 16; }
+};
+
+// Makes this thread's stores to a stage visible to whoever multiplies it.
+__device__ __forceinline__ void publish_stage() {
+  if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
+}
+
+constexpr int kBatches = kShape.batches();
+
+// Each turn multiplies a stage and loads the next one, batch by batch; the first one only loads.
+__device__ __forceinline__ void load_and_multiply(const ReduceParams& params, const ReduceBlock& block,
+                                                  const Stages& stages, Loader& loader, TeamTile& team) {
+  const int batches = ptx::opaque(kBatches);
+  StageOrigin origin(params, stages.begin);
+#pragma unroll 1
+  for (int index = stages.begin - 1; index < stages.end; ++index) {
+    const int products = index < stages.begin ? 0 : kShape.products();
+    loader.prepare(params, block, origin);
+    origin.advance(params);
+#pragma unroll 1
+    for (int batch = 0; batch < batches; ++batch) {
+      if (index + 1 < stages.end) loader.fetch(params, ptx::opaque(batch));
+      team.multiply_stage(stages.at(index), products * batch / kBatches, products * (batch + 1) / kBatches);
+      if (ptx::opaque(index + 1 < stages.end) != 0) loader.store(stages.at(index + 1), ptx::opaque(batch));
+    }
+    publish_stage();
+    team.end_stage();
+    __syncthreads();
+  }
+}
+
+// The same with divided labour: in each turn some warps multiply a stage while the others load the next one. A stage
+// waits in the registers of those until its place in shared memory is free, so that loads are always under way.
+__device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                            Loader& loader) {
+  StageOrigin origin(params, stages.begin);
+  loader.rows.keep_offsets();
+  loader.columns.keep_offsets();
+  loader.prepare(params, block, origin);
+#pragma unroll 1
+  for (int index = stages.begin - 1; index <= stages.end; ++index) {
+    if (index >= stages.begin && index < stages.end) {
+      loader.rows.store(stages.at(index), 0);
+      loader.columns.store(stages.at(index), 0);
+      publish_stage();
+    }
+    if (index + 1 < stages.end) {
+      loader.rows.fetch(params, 0);
+      loader.columns.fetch(params, 0);
+      origin.advance(params);
+      loader.prepare(params, block, origin);
+    }
+    if (index >= stages.begin) __syncthreads();
+  }
+}
+
+__device__ __forceinline__ void multiply_stages(const Stages& stages, TeamTile& team) {
+#pragma unroll 1
+  for (int index = stages.begin; index < stages.end; ++index) {
+    __syncthreads();
+    team.multiply_stage(stages.at(index), 0, kShape.products());
+    team.end_stage();
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
+    tconv_reduce(const __grid_constant__ ReduceParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const ReduceBlock block(params, blockIdx.x);
+  const Stages stages(params, block, ptx::shared_address(shared_memory));
+  float* const staged = reinterpret_cast<float*>(shared_memory);
+  Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
+  __syncthreads();
+  if constexpr (kShape.loader_warps == 0) {
+    TeamTile team(column_lead(params, block));
+    load_and_multiply(params, block, stages, loader, team);
+    store_sums(params, block, team, staged);
+  } else if (__shfl_sync(~0u, threadIdx.x / 32, 0) >= kFirstLoader) {
+    if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+    load_stages(params, block, stages, loader);
+    if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
+  } else {
+    if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
+    TeamTile team(column_lead(params, block));
+    multiply_stages(stages, team);
+    store_sums(params, block, team, staged);
+  }
+}
+"""
+FILES["reduce_finish.cuh"] = r"""
+// The second kernel of grad_weight on tensor cores: adds up the parts of each weight, always in the same order. The
+// config before this file defines Element and kShape.
+#include "reduce_params.cuh"
+#include "tile_element.cuh"
+
+__global__ void __launch_bounds__(kFinishLanes* kFinishPieces)
+    tconv_reduce_finish(const __grid_constant__ ReduceParams params) {
+  __shared__ float pieces[kFinishPieces][kFinishLanes];
+  const int lane = threadIdx.x % kFinishLanes;
+  const int piece = threadIdx.x / kFinishLanes;
+
+  // Neighbouring lanes take neighbouring columns, as the parts lie.
+  const long long index = static_cast<long long>(blockIdx.x) * kFinishLanes + lane;
+  long long rest = index;
+  const int column = static_cast<int>(rest % kShape.columns);
+  rest /= kShape.columns;
+  int tap[3];
+#pragma unroll
+  for (int axis = 2; axis >= 0; --axis) {
+    tap[axis] = static_cast<int>(rest % kShape.kernel[axis]);
+    rest /= kShape.kernel[axis];
+  }
+  const int row = static_cast<int>(rest % kShape.rows);
+  const int group = static_cast<int>(rest / kShape.rows);
+  const bool exists = group < params.groups;
+
+  int tile =
+      (group * params.row_blocks + row / kShape.block_rows()) * params.column_blocks + column / kShape.block_columns();
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) tile = tile * params.tap_blocks[axis] + tap[axis] / kShape.taps[axis];
+  const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
+  const float* const sums =
+      params.sums +
+      (static_cast<long long>(tile) * kShape.block_rows() + row % kShape.block_rows()) * kShape.block_sums() +
+      kShape.sum_of(column % kShape.block_columns(), tap[0] % kShape.taps[0], tap[1] % kShape.taps[1],
+                    tap[2] % kShape.taps[2]);
+
+  float total = 0;
+  const int begin = params.parts * piece / kFinishPieces;
+  const int end = params.parts * (piece + 1) / kFinishPieces;
+  if (exists) {
+#pragma unroll 8
+    for (int part = begin; part < end; ++part) total += sums[part * part_sums];
+  }
+  pieces[piece][lane] = total;
+  __syncthreads();
+  if (piece > 0 || !exists) return;
+#pragma unroll
+  for (int other = 1; other < kFinishPieces; ++other) total += pieces[other][lane];
+  const long long (&stride)[6] = params.weight_strides;
+  static_cast<Element*>(params.weight)[group * stride[0] + row * stride[1] + column * stride[2] + tap[0] * stride[3] +
+                                       tap[1] * stride[4] + tap[2] * stride[5]] = to_storage(total, Element());
+}
+"""
+FILES["reduce_load.cuh"] = r"""
+// From the two tensors into a block's shared memory: pixels become cells of V pixels of one channel.
+
+#include "reduce_params.cuh"
+#include "tile_element.cuh"
+
+constexpr int kThreads = kShape.threads();
+constexpr int kFirstLoader = kShape.loader_warps > 0 ? kShape.team_warps() : 0;
+constexpr int kVector = kShape.vector();
+
+// What a block computes, and which part of the pixels it adds up.
+struct ReduceBlock {
+  int part;
+  int tile;  // among those of a part
+  int group;
+  int first_row;
+  int first_column;
+  int first_tap[3];
+
+  __device__ __forceinline__ ReduceBlock(const ReduceParams& params, int index) {
+    const int tiles = reduce_tiles(params);
+    part = index / tiles;
+    tile = index % tiles;
+    int rest = tile;
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+      first_tap[axis] = rest % params.tap_blocks[axis] * kShape.taps[axis];
+      rest /= params.tap_blocks[axis];
+    }
+    first_column = rest % params.column_blocks * kShape.block_columns();
+    rest /= params.column_blocks;
+    first_row = rest % params.row_blocks * kShape.block_rows();
+    group = rest / params.row_blocks;
+  }
+};
+
+// Elements between the start of a vector and the first that a block's taps read along the width.
+__device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
+  if (kShape.columns_channels_last || kShape.column_vector == 1) return 0;
+  const int first = block.first_tap[2] * kShape.tap_step[2] - params.pad[2];
+  return (first % kShape.column_vector + kShape.column_vector) % kShape.column_vector;
+}
+
+// The pixels of a stage: the first sample and the first pixel along each axis.
+struct StageOrigin {
+  int first[4];
+
+  __device__ __forceinline__ StageOrigin(const ReduceParams& params, int index) {
+#pragma unroll
+    for (int dimension = 3; dimension >= 0; --dimension) {
+      first[dimension] = index % params.tiles[dimension] * step(dimension);
+      index /= params.tiles[dimension];
+    }
+  }
+
+  __device__ __forceinline__ void advance(const ReduceParams& params) {
+    first[3] += step(3);
+#pragma unroll
+    for (int dimension = 3; dimension > 0; --dimension) {
+      if (first[dimension] >= params.tiles[dimension] * step(dimension)) {
+        first[dimension] = 0;
+        first[dimension - 1] += step(dimension - 1);
+      }
+    }
+  }
+
+  static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }
+};
+
+// Where the cells of a unit lie: from the stage's first element in bytes, and along samples and axes.
+struct alignas(16) UnitPlace {
+  unsigned offset;
+  unsigned short at[4];
+};
+
+// One of the two tensors. A warp loads chunks of 32 vectors: neighbouring channels for neighbouring lanes, then units.
+template <bool kOfRows>
+struct Side {
+  static constexpr bool kChannelsLast = kOfRows ? kShape.rows_channels_last : kShape.columns_channels_last;
+  static constexpr int kUnits = kOfRows ? kShape.row_units() : kShape.column_units();
+  static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
+  static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;
+  static constexpr int kLanes = kOfRows ? kShape.row_lanes : kShape.column_lanes;
+  static constexpr int kOthers = 32 / kLanes;
+  static constexpr int kUnitsStep = kChannelsLast ? 1 : kLength;  // units and channels of a vector
+  static constexpr int kChannelsStep = kChannelsLast ? kLength : 1;
+  static constexpr int kUnitGroups = (kUnits / kUnitsStep + kLanes - 1) / kLanes;
+  static constexpr int kChunks = kOfRows ? kShape.row_chunks() : kShape.column_chunks();
+  static constexpr int kBatch = kOfRows ? kShape.row_batch() : kShape.column_batch();
+  static constexpr int kWords = kShape.vector_words(kLength);
+  static constexpr bool kKept = kShape.loader_warps > 0;
+  static constexpr unsigned kNothing = ~0u;
+
+  const Element* base;  // sample 0, the block's first channel
+  int channels;         // of the block
+  unsigned channel_bytes;
+  int lead;  // elements along the width before the block's first, so that vectors start at multiples of their length
+  const UnitPlace* places;
+
+  // The stage that is loaded next: its first element, inside the tensor or not, and whether all of it is inside.
+  const Element* start;
+  int begin[4];
+  bool inside;
+
+  unsigned offset[kKept ? kBatch : 1];  // of the thread's vectors from there, where it has the same ones in each stage
+  unsigned words[kBatch * kVector * kWords];  // on their way
+
+  static __device__ __forceinline__ const long long (&strides(const ReduceParams& params))[5] {
+    if constexpr (kOfRows) {
+      return params.row_strides;
+    } else {
+      return params.column_strides;
+    }
+  }
+  // From one part of a cell to the next, along samples or an axis.
+  static constexpr int part_step(int dimension) {
+    return kShape.tile[dimension] * (kOfRows || dimension == 0 ? 1 : kShape.step[dimension - 1]);
+  }
+  static constexpr int part_of(int v, int dimension) {
+    for (int inner = 3; inner > dimension; --inner) v /= kShape.split[inner];
+    return v % kShape.split[dimension];
+  }
+  // The pixels of a cell, a bit each, that belong to a part.
+  static constexpr unsigned bits_of(int dimension, int part) {
+    unsigned bits = 0;
+    for (int v = 0; v < kVector; ++v) bits |= part_of(v, dimension) == part ? 1u << v : 0u;
+    return bits;
+  }
+
+  __device__ __forceinline__ Side(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table) {
+    const long long (&stride)[5] = strides(params);
+    const int first_channel = kOfRows ? block.first_row : block.first_column;
+    const int all = kOfRows ? kShape.rows : kShape.columns;
+    base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
+           (static_cast<long long>(block.group) * all + first_channel) * stride[1];
+    channels = min(kChannels, all - first_channel);
+    channel_bytes = static_cast<unsigned>(stride[1] * kShape.element_bytes);
+    lead = kOfRows ? 0 : column_lead(params, block);
+    places = table;
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
+      UnitPlace place;
+      int rest = unit;
+#pragma unroll
+      for (int axis = 2; axis >= 0; --axis) {
+        const int extent = kOfRows ? kShape.tile[1 + axis] : kShape.extent(axis);
+        place.at[1 + axis] = kOfRows ? rest % extent : kShape.reach(axis, rest % extent);
+        rest /= extent;
+      }
+      place.at[0] = rest;
+      const long long elements =
+          place.at[0] * stride[0] + place.at[1] * stride[2] + place.at[2] * stride[3] + place.at[3] * stride[4];
+      place.offset = static_cast<unsigned>(elements * kShape.element_bytes);
+      table[unit] = place;
+    }
+  }
+
+  static __device__ __forceinline__ int unit_of(int chunk) {
+    return (chunk % kUnitGroups * kLanes + threadIdx.x % 32 / kOthers) * kUnitsStep;
+  }
+  static __device__ __forceinline__ int channel_of(int chunk) {
+    return (chunk / kUnitGroups * kOthers + threadIdx.x % kOthers) * kChannelsStep;
+  }
+  static __device__ __forceinline__ int chunk_of(int batch, int item) {
+    return (batch * kBatch + item) * kShape.loading_warps() + threadIdx.x / 32 - kFirstLoader;
+  }
+
+  // How far a vector lies from the stage's first element, in bytes.
+  __device__ __forceinline__ unsigned offset_of(int chunk) const {
+    const int unit = unit_of(chunk);
+    const int channel = channel_of(chunk);
+    const bool exists = chunk < kChunks && unit < kUnits && channel < channels;
+    return exists ? places[min(unit, kUnits - 1)].offset + channel * channel_bytes : kNothing;
+  }
+
+  // Once the table of places is written.
+  __device__ __forceinline__ void keep_offsets() {
+#pragma unroll
+    for (int item = 0; item < kBatch; ++item) offset[item] = offset_of(chunk_of(0, item));
+  }
+
+  __device__ __forceinline__ void prepare(const ReduceParams& params, const ReduceBlock& block,
+                                          const StageOrigin& origin) {
+    const long long (&stride)[5] = strides(params);
+    start = base;
+    inside = true;
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      const int axis = dimension - 1;
+      begin[dimension] = origin.first[dimension];
+      if (!kOfRows && dimension > 0) {
+        begin[dimension] = begin[dimension] * kShape.step[axis] + block.first_tap[axis] * kShape.tap_step[axis] -
+                           params.pad[axis] - (axis == 2 ? lead : 0);
+      }
+      start += begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+      const int last_unit =
+          kOfRows || dimension == 0 ? kShape.tile[dimension] - 1 : kShape.reach(axis, kShape.extent(axis) - 1);
+      const int end = begin[dimension] + (kShape.split[dimension] - 1) * part_step(dimension) + last_unit;
+      inside = inside && begin[dimension] >= 0 && end < limit(params, dimension);
+    }
+  }
+
+  static __device__ __forceinline__ int limit(const ReduceParams& params, int dimension) {
+    if (dimension == 0) return params.batch;
+    return kOfRows ? params.row_size[dimension - 1] : params.column_size[dimension - 1];
+  }
+
+  // The pixels of a vector's cells that exist, a bit each.
+  __device__ __forceinline__ unsigned mask_of(const ReduceParams& params, int chunk) const {
+    const UnitPlace place = places[min(unit_of(chunk), kUnits - 1)];
+    unsigned mask = ~0u;
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+#pragma unroll
+      for (int part = 0; part < kShape.split[dimension]; ++part) {
+        const int position = begin[dimension] + place.at[dimension] + part * part_step(dimension);
+        if (static_cast<unsigned>(position) >= static_cast<unsigned>(limit(params, dimension))) {
+          mask &= ~bits_of(dimension, part);
+        }
+      }
+    }
+    return mask;
+  }
+
+  // Loads the pixels of one batch of the thread's vectors.
+  __device__ __forceinline__ void fetch(const ReduceParams& params, int batch) {
+    const long long (&stride)[5] = strides(params);
+    unsigned offsets[kBatch];
+    unsigned masks[kBatch];
+#pragma unroll
+    for (int item = 0; item < kBatch; ++item) {
+      offsets[item] = kKept ? offset[kKept ? item : 0] : offset_of(chunk_of(batch, item));
+      masks[item] = offsets[item] != kNothing ? ~0u : 0u;
+    }
+    if (!inside) {
+#pragma unroll
+      for (int item = 0; item < kBatch; ++item) masks[item] &= mask_of(params, chunk_of(batch, item));
+    }
+    const char* parts[kVector];
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const Element* part = start;
+#pragma unroll
+      for (int dimension = 0; dimension < 4; ++dimension) {
+        part += part_of(v, dimension) * part_step(dimension) * stride[dimension == 0 ? 0 : 1 + dimension];
+      }
+      parts[v] = reinterpret_cast<const char*>(part);
+    }
+#pragma unroll
+    for (int item = 0; item < kBatch; ++item) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        unsigned loaded[kWords];
+        ptx::load_if<kLength * kShape.element_bytes>(masks[item] & 1u << v, parts[v] + offsets[item], loaded);
+#pragma unroll
+        for (int word = 0; word < kWords; ++word) words[(item * kVector + v) * kWords + word] = loaded[word];
+      }
+    }
+  }
+
+  // The pixels of one channel, out of the vectors' neighbours.
+  __device__ __forceinline__ Cell cell_of(int item, int at) const {
+    Cell cell;
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      if constexpr (kShape.element_bytes == 4) {
+        const unsigned bits = words[(item * kVector + word) * kWords + at];
+        cell.word[word] = kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(bits)) : bits;
+      } else {
+        const unsigned low = words[(item * kVector + 2 * word) * kWords + at / 2];
+        const unsigned high = words[(item * kVector + 2 * word + 1) * kWords + at / 2];
+        cell.word[word] = at % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
+      }
+    }
+    return cell;
+  }
+
+  __device__ __forceinline__ void store(unsigned stage, int batch) const {
+#pragma unroll
+    for (int item = 0; item < kBatch; ++item) {
+      const int chunk = chunk_of(batch, item);
+      const int unit = unit_of(chunk);
+      const int channel = channel_of(chunk);
+      if (chunk >= kChunks || unit >= kUnits || channel >= kChannels) continue;
+      const int cell = kOfRows ? unit * kShape.row_pitch() + channel
+                               : kShape.row_cells() + channel / kShape.team_columns * kShape.team_cells() +
+                                     unit * kShape.team_columns + channel % kShape.team_columns;
+      constexpr int kNext = kChannelsLast ? 1 : kOfRows ? kShape.row_pitch() : kShape.team_columns;
+#pragma unroll
+      for (int at = 0; at < kLength; ++at) ptx::store_16(stage + (cell + at * kNext) * 16, cell_of(item, at));
+    }
+  }
+};
+
+// Both tensors, in batches of as many cells as a thread can hold on their way.
+struct Loader {
+  Side<true> rows;
+  Side<false> columns;
+
+  __device__ __forceinline__ Loader(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table)
+      : rows(params, block, table), columns(params, block, table + kShape.row_units()) {}
+
+  // Which stage is loaded next.
+  __device__ __forceinline__ void prepare(const ReduceParams& params, const ReduceBlock& block,
+                                          const StageOrigin& origin) {
+    rows.prepare(params, block, origin);
+    columns.prepare(params, block, origin);
+  }
+
+  __device__ __forceinline__ void fetch(const ReduceParams& params, int batch) {
+    if (batch < kShape.row_batches()) {
+      rows.fetch(params, batch);
+    } else {
+      columns.fetch(params, batch - kShape.row_batches());
+    }
+  }
+
+  __device__ __forceinline__ void store(unsigned stage, int batch) const {
+    if (batch < kShape.row_batches()) {
+      rows.store(stage, batch);
+    } else {
+      columns.store(stage, batch - kShape.row_batches());
+    }
+  }
+};
+"""
+FILES["reduce_params.cuh"] = r"""
+// What the host and the device agree on about the reduce kernels (grad_weight on tensor cores); compiled by both.
+//
+// A gradient of the weight is a product summed over pixels. One tensor stays in place and gives the rows, the other is
+// shifted by the taps and gives the columns (which is which, the planner decides):
+//
+//   W[row, column, k] = sum over samples and i of  rows[n, row, i] columns[n, column, i step + k tap_step - pad]
+//
+// In shared memory sixteen bytes, a cell, hold V pixels of one channel. The pixels of a cell are not neighbours: a tile
+// of pixels is split into V parts of equal size (along the width, or the rows, or the samples), and a cell has the same
+// place of each part. So the next pixel is the next cell, and a tap is only another start among the cells, whatever the
+// shift. A unit is the cells of all channels at one place. With channels side by side in a unit and units along the
+// width one after the other, neighbouring taps of neighbouring channels are neighbouring rows of one matrix: a run.
+
+#include "tile_params.cuh"
+
+struct ReduceShape {
+  TileMath math;
+  int element_bytes;
+
+  // The problem, per group and axis (depth, height, width). Sizes along the axes and the batch stay run-time values.
+  int rows;     // channels of the tensor in place
+  int columns;  // channels of the shifted tensor
+  int kernel[3];
+  int step[3];
+  int tap_step[3];
+  bool rows_channels_last;
+  bool columns_channels_last;
+
+  // A block: its taps (neighbours along each axis), its rows and its columns.
+  int taps[3];
+  bool apart[3];   // no two taps of the block read the same element: only what they read is kept, tap beside tap
+  bool warpgroup;  // teams of four warps (wgmma, 64 rows) or of one (mma.sync, 16 rows)
+  int row_tiles;   // of a team
+  int row_teams;
+  int team_columns;  // channels of the shifted tensor in one team
+  int column_teams;  // teams side by side, along the channels
+  int run;           // taps along the width in one product
+  int run_teams;     // teams that share the runs of the block
+  int team_runs;     // runs of a team
+
+  // The pixels of one stage: parts of a cell and units, along samples, depth, height, width.
+  int split[4];
+  int tile[4];
+
+  // How the tensors are loaded. A lane loads vectors of neighbours in memory: along the width, or the channels where
+  // these come last. Lanes of a warp take neighbouring places along the units, the others along the channels.
+  int row_vector;
+  int column_vector;
+  int row_lanes;
+  int column_lanes;
+  int most_cells;      // cells that a thread loads at once
+  int loader_warps;    // warps that load and do nothing else; 0: all warps do both
+  int team_registers;  // of a thread, where those that load give up some of theirs; else 0
+  int loader_registers;
+
+  int stages;  // 2: the next tile is loaded while one is multiplied
+  int blocks_per_multiprocessor;
+  bool partial;        // the sums of a block are parts, added up by the second kernel
+  bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
+
+  constexpr int vector() const { return 16 / element_bytes; }
+  constexpr int all_taps() const { return taps[0] * taps[1] * taps[2]; }
+  constexpr int tile_rows() const { return warpgroup ? 64 : 16; }
+  constexpr int team_threads() const { return warpgroup ? 128 : 32; }
+  constexpr int teams() const { return row_teams * column_teams * run_teams; }
+  constexpr int team_warps() const { return team_threads() * teams() / 32; }
+  constexpr int loading_warps() const { return loader_warps > 0 ? loader_warps : team_warps(); }
+  constexpr int threads() const { return 32 * (team_warps() + loader_warps); }
+  constexpr int block_rows() const { return tile_rows() * row_tiles * row_teams; }
+  constexpr int block_columns() const { return team_columns * column_teams; }
+  constexpr int loaded_rows() const { return block_rows() < rows ? block_rows() : rows; }
+  constexpr int loaded_columns() const { return block_columns() < columns ? block_columns() : columns; }
+
+  constexpr int width_runs() const { return (taps[2] + run - 1) / run; }
+  constexpr int runs() const { return taps[0] * taps[1] * width_runs(); }
+  // Columns of one product: a multiple of 8 (wgmma) or 16 (pairs of mma.sync).
+  constexpr int run_columns() const {
+    const int multiple = warpgroup ? 8 : 16;
+    return (run * team_columns + multiple - 1) / multiple * multiple;
+  }
+  constexpr int column_tiles() const { return run_columns() / 8; }
+
+  // Places along an axis among the units of the shifted tensor.
+  constexpr int place_step(int axis) const { return apart[axis] ? taps[axis] : step[axis]; }
+  constexpr int place_tap(int axis) const { return apart[axis] ? 1 : tap_step[axis]; }
+  constexpr int places(int axis) const {
+    return (tile[1 + axis] - 1) * place_step(axis) + (taps[axis] - 1) * place_tap(axis) + 1;
+  }
+  // Places from one row to the next, and so on: vectors along the width start at multiples of their length, wherever
+  // the first element of a block lies.
+  constexpr int extent(int axis) const {
+    if (axis < 2 || columns_channels_last || column_vector == 1) return places(axis);
+    return (places(axis) + 2 * column_vector - 2) / column_vector * column_vector;
+  }
+  // How far a place lies from the tile's first element, in elements (of those that any tap can read).
+  constexpr int reach(int axis, int place) const {
+    return apart[axis] ? place / taps[axis] * step[axis] + place % taps[axis] * tap_step[axis] : place;
+  }
+
+  constexpr int row_units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+  constexpr int column_units() const { return tile[0] * extent(0) * extent(1) * extent(2); }
+  constexpr int pixels() const { return row_units() * vector(); }
+  constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
+
+  // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
+  constexpr int row_pitch() const { return block_rows() + 1; }
+  constexpr int team_cells() const { return column_units() * team_columns; }
+  constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
+  constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
+  constexpr int stage_cells() const { return row_cells() + column_cells(); }
+  // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
+  // are multiplied with whatever follows, and not stored.
+  constexpr int spare_cells() const { return run * team_columns + 16; }
+  // Stages, then the places of the units.
+  constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
+  constexpr int pipeline_bytes() const { return 16 * (table_cell() + row_units() + column_units()); }
+  constexpr int shared_bytes() const {
+    const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
+    return pipeline_bytes() > staged ? pipeline_bytes() : staged;
+  }
+
+  // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
+  constexpr int row_chunks() const {
+    return chunks(row_units(), loaded_rows(), row_lanes, row_vector, rows_channels_last);
+  }
+  constexpr int column_chunks() const {
+    return chunks(column_units(), loaded_columns(), column_lanes, column_vector, columns_channels_last);
+  }
+  constexpr int row_batches() const { return batches_of(row_chunks(), row_vector); }
+  constexpr int column_batches() const { return batches_of(column_chunks(), column_vector); }
+  constexpr int batches() const { return row_batches() + column_batches(); }
+  constexpr int row_batch() const { return batch_of(row_chunks(), row_vector); }
+  constexpr int column_batch() const { return batch_of(column_chunks(), column_vector); }
+  constexpr int vector_words(int vector) const { return vector * element_bytes < 4 ? 1 : vector * element_bytes / 4; }
+  // Words on their way into a thread: a batch of one tensor, or of both where warps do nothing but load.
+  constexpr int batch_words() const {
+    const int of_rows = vector() * row_batch() * vector_words(row_vector);
+    const int of_columns = vector() * column_batch() * vector_words(column_vector);
+    if (loader_warps > 0) return of_rows + of_columns;
+    return of_rows > of_columns ? of_rows : of_columns;
+  }
+
+  // Sums of a block, [row][team of columns][run][column of the run].
+  constexpr int all_runs() const { return run_teams * team_runs; }
+  constexpr int block_sums() const { return column_teams * all_runs() * run_columns(); }
+  // Where a sum stands in its row.
+  constexpr int sum_of(int column, int d, int h, int w) const {
+    const int block_run = (d * taps[1] + h) * width_runs() + w / run;
+    return (column / team_columns * all_runs() + block_run) * run_columns() + w % run * team_columns +
+           column % team_columns;
+  }
+
+  // Results pass through shared memory, eight rows of every warp at a time, so that they leave in the weight's order.
+  // Rows are 8 words apart modulo 32: the fragments' stores meet no bank twice.
+  constexpr int staged_rows() const { return 8 * (warpgroup ? 4 : 1) * row_teams; }
+  constexpr int staged_pitch() const { return (block_sums() + 31) / 32 * 32 + 8; }
+
+  static constexpr int chunks(int units, int channels, int lanes, int vector, bool channels_last) {
+    const int others = 32 / lanes;
+    const int along = channels_last ? units : units / vector;
+    const int across = channels_last ? channels / vector : channels;
+    return ((along + lanes - 1) / lanes) * ((across + others - 1) / others);
+  }
+  constexpr int batches_of(int chunks, int vector) const {
+    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    const int most = most_cells > vector ? most_cells / vector : 1;
+    return (items + most - 1) / most;
+  }
+  constexpr int batch_of(int chunks, int vector) const {
+    const int items = (chunks + loading_warps() - 1) / loading_warps();
+    return (items + batches_of(chunks, vector) - 1) / batches_of(chunks, vector);
+  }
+};
+
+struct ReduceParams {
+  const void* rows;
+  const void* columns;
+  float* sums;               // [part][tile][row][...] where the block's sums are parts
+  void* weight;              // else: the result
+  long long row_strides[5];  // batch, channel, depth, height, width
+  long long column_strides[5];
+  long long weight_strides[6];  // group, row, column, depth, height, width
+  int batch;
+  int groups;
+  int row_size[3];
+  int column_size[3];
+  int pad[3];  // may be negative
+  int row_blocks;
+  int column_blocks;
+  int tap_blocks[3];
+  int tiles[4];  // stages along samples, depth, height, width
+  int parts;
+};
+
+// Blocks that share a part: one for each tile of the weight.
+constexpr int reduce_tiles(const ReduceParams& params) {
+  return params.groups * params.row_blocks * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] *
+         params.tap_blocks[2];
+}
+
+// The second kernel: 32 weights and 8 pieces of their parts in a block.
+constexpr int kFinishLanes = 32;
+constexpr int kFinishPieces = 8;
+"""
+FILES["reduce_team.cuh"] = r"""
+// Where a team works in its block, whatever it multiplies with. The config defines kProductCells: the cells that each
+// product's first unit meets at the block's first tap.
+
+#include "reduce_params.cuh"
+
+constexpr int kRowTiles = kShape.row_tiles;
+constexpr int kTeamRuns = kShape.team_runs;
+constexpr int kColumnTiles = kShape.column_tiles();
+
+// From a unit of the shifted tensor to the one that its right neighbour in the rows' tensor meets, in cells.
+constexpr int kPairCells = kShape.place_step(2) * kShape.team_columns;
+
+struct TeamPlace {
+  int first_row;
+  int column_team;
+  int run_team;
+  int first_cell;         // of the team's columns in a stage
+  int run_at[kTeamRuns];  // from there, in cells
+
+  __device__ __forceinline__ TeamPlace(int team, int lead) {
+    first_row = team % kShape.row_teams * kRowTiles * kShape.tile_rows();
+    team /= kShape.row_teams;
+    column_team = team % kShape.column_teams;
+    run_team = team / kShape.column_teams;
+    first_cell = kShape.row_cells() + column_team * kShape.team_cells() + lead * kShape.team_columns;
+#pragma unroll
+    for (int i = 0; i < kTeamRuns; ++i) {
+      // Teams are as many as divide the runs evenly, or some of them multiply their last run for nothing.
+      int run = min(run_team * kTeamRuns + i, kShape.runs() - 1);
+      const int w = run % kShape.width_runs() * kShape.run;
+      run /= kShape.width_runs();
+      const int h = run % kShape.taps[1];
+      const int d = run / kShape.taps[1];
+      const int row = d * kShape.place_tap(0) * kShape.extent(1) + h * kShape.place_tap(1);
+      run_at[i] = (row * kShape.extent(2) + w * kShape.place_tap(2)) * kShape.team_columns;
+    }
+  }
+};
+"""
+FILES["reduce_warp.cuh"] = r"""
+// A team of one warp: mma.sync on sm_80 and later, fragments by ldmatrix.
+
+#include "reduce_team.cuh"
+#include "tensor_math.cuh"
+
+using Operand = Fragment<kShape.math>;
+
+struct TeamTile : TeamPlace {
+  float sum[kRowTiles][kTeamRuns][kColumnTiles][4] = {};
+  unsigned rows_at;  // byte offsets that ldmatrix adds to a stage
+  unsigned columns_at;
+
+  __device__ __forceinline__ explicit TeamTile(int lead) : TeamPlace(threadIdx.x / 32, lead) {
+    const int lane = threadIdx.x % 32;
+    rows_at = (lane / 16 * kShape.row_pitch() + first_row + lane % 16) * 16;
+    columns_at = (first_cell + lane / 8 % 2 * kPairCells + lane / 16 * 8 + lane % 8) * 16;
+  }
+
+  // The first of the sixteen rows that this warp holds of a tile.
+  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 16; }
+
+  // Adds the products [begin, end) of a stage.
+  __device__ __forceinline__ void multiply_stage(unsigned stage, int begin, int end) {
+#pragma unroll 1
+    for (int product = begin; product < end; ++product) {
+      const unsigned a_at = stage + rows_at + 2 * product * kShape.row_pitch() * 16;
+      const unsigned b_at = stage + columns_at + kProductCells[product] * 16;
+      Operand a[kRowTiles];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) a[tile] = load_operand(a_at + tile * 256);
+#pragma unroll
+      for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+        for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
+          const Operand b = load_operand(b_at + (run_at[run] + pair * 16) * 16);
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+            for (int side = 0; side < 2; ++side) multiply_operands(sum[tile][run][2 * pair + side], a[tile], b, side);
+          }
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ Operand load_operand(unsigned address) {
+    unsigned words[4];
+    ptx::load_matrices(words, address);
+    return Operand(words);
+  }
+
+  __device__ __forceinline__ void end_stage() {}
+};
+"""
+FILES["tensor_math.cuh"] = r"""
+// Products of fragments as the shape asks for them: mma.sync with 16 rows, and 8 columns out of a pair of 8.
+
+#include "ptx.cuh"
+#include "tile_params.cuh"
+
+// Four 8x8 matrices of 16-bit pairs or of TF32 values.
+template <TileMath kMath>
+struct Fragment {
+  unsigned word[4];
+
+  Fragment() = default;
+  __device__ __forceinline__ explicit Fragment(const unsigned (&words)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = words[i];
+  }
+};
+
+// fp32 out of TF32: x = big + small, and the product of the two small parts is below fp32's last bit.
+template <>
+struct Fragment<TileMath::fp32x3> {
+  unsigned big[4];
+  unsigned small[4];
+
+  Fragment() = default;
+  __device__ __forceinline__ explicit Fragment(const unsigned (&words)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      big[i] = ptx::round_to_tf32(__uint_as_float(words[i]));
+      small[i] = ptx::round_to_tf32(__uint_as_float(words[i]) - __uint_as_float(big[i]));
+      if ((big[i] & 0x7f800000u) == 0x7f800000u) {  // infinite, NaN, or rounded up to infinity
+        big[i] = words[i];
+        small[i] = 0;
+      }
+    }
+  }
+};
+
+// Adds a times the columns of b whose words are 2 side and 2 side + 1.
+template <TileMath kMath>
+__device__ __forceinline__ void multiply_operands(float (&d)[4], const Fragment<kMath>& a, const Fragment<kMath>& b,
+                                                  int side) {
+  const int first = 2 * side;
+  if constexpr (kMath == TileMath::f16) {
+    ptx::multiply_f16(d, a.word, b.word[first], b.word[first + 1]);
+  } else if constexpr (kMath == TileMath::bf16) {
+    ptx::multiply_bf16(d, a.word, b.word[first], b.word[first + 1]);
+  } else if constexpr (kMath == TileMath::tf32) {
+    ptx::multiply_tf32(d, a.word, b.word[first], b.word[first + 1]);
+  } else {
+    // The tensor cores cut the bits that they shift out; sums of one depth are therefore kept short and added in fp32.
+    float part[4] = {};
+    ptx::multiply_tf32(part, a.small, b.big[first], b.big[first + 1]);
+    ptx::multiply_tf32(part, a.big, b.small[first], b.small[first + 1]);
+    ptx::multiply_tf32(part, a.big, b.big[first], b.big[first + 1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] += part[i];
+  }
+}
+"""
+FILES["tile.cuh"] = r"""
+// Tensor-core tiles for sm_80 and later: mma.sync on the tile format. See tile_params.cuh for what a block computes.
+//
+// The config in front of this file defines Element (float, or unsigned short for fp16 and bf16), kShape, and for each
+// distance: kBackCells, how far its cells lie from the patch's first, and kBackRows, a bit for each 16-row tile that
+// has a tap there.
+#include "tile_warp.cuh"
+
+#include "tile_block.cuh"
+"""
+FILES["tile_block.cuh"] = r"""
+// The life of a block, whatever its teams multiply with: fill a stage, multiply it while the next one is on its way,
+// store.
+
+#include "tile_bulk.cuh"
+#include "tile_load.cuh"
+#include "tile_load_gradient.cuh"
+#include "tile_place.cuh"
+
+template <bool kPacked, bool kBulk, bool kGradient>
+struct WeightLoader {
+  using Type = WeightsInPlace;
+};
+template <>
+struct WeightLoader<true, false, kShape.gradient> {
+  using Type = PackedWeights;
+};
+template <>
+struct WeightLoader<true, true, kShape.gradient> {
+  using Type = BulkWeights;
+};
+template <>
+struct WeightLoader<false, false, true> {
+  using Type = GradientWeights;
+};
+using Weights = WeightLoader<kShape.packed, kShape.bulk_weights(), kShape.gradient>::Type;
+
+// Makes this thread's stores to a stage, of input and weights, visible to whoever multiplies it.
+__device__ __forceinline__ void publish_stage() {
+  if constexpr (kShape.warpgroup) ptx::fence_for_async_proxy();
+}
+
+// Whether some steps store weights and no input.
+constexpr bool kStoresWeightsAlone = kShape.gradient && !kShape.packed && kShape.stages_per_chunk() > 1;
+
+#include "tile_store.cuh"
+
+__global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kClusterAttribute
+    tconv_tile(const __grid_constant__ TileParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const unsigned input_stages = ptx::shared_address(shared_memory);
+  const unsigned weight_stages = input_stages + kShape.input_stages() * kShape.input_stage_bytes();
+
+  const BlockPlace place = block_place(params);
+  const BlockRows rows = block_rows(params, place.block_row);
+  const BlockCells cells = block_cells(params, place.cells);
+
+  Weights weights(params, rows, place.block_row, place.rank, shared_memory);
+  InputLoader input(params, rows, cells, place.rank);
+  TeamTile tile(rows);
+
+  // Step by step through the stages of weights; a new patch of input comes with each new chunk of channels. What a step
+  // multiplies was stored one step earlier and, where it passes through registers, loaded one step before that.
+  constexpr int kChunks = kShape.block_chunks();
+  const auto weight_stage = [&](int step) {
+    return weight_stages + step % kShape.weight_stages() * kShape.weight_stage_bytes();
+  };
+  const auto input_stage = [&](int chunk) { return input_stages + chunk % 2 * kShape.input_stage_bytes(); };
+
+  // Loads set out only after publish_stage(): its fence waits for every load under way.
+  weights.begin(weight_stage);
+  weights.fetch(params, 0);
+  input.fetch(params, 0);
+  weights.store(0, weight_stage);
+  input.store(input_stage(0));
+  publish_stage();
+  weights.fetch(params, 1);
+  if (kChunks > 1) input.fetch(params, 1);
+  weights.wait(0);
+  __syncthreads();
+
+#pragma unroll 1
+  for (StageWalk walk(rows); !walk.ended(); walk.advance()) {
+    tile.begin_stage(input_stage(walk.chunk), weight_stage(walk.step), walk.stage);
+    weights.start(walk.step, weight_stage);
+    weights.store(walk.step + 1, weight_stage);
+    const bool brings_input = walk.begins_chunk() && walk.chunk + 1 < kChunks;
+    if (brings_input) input.store(input_stage(walk.chunk + 1));
+    if (brings_input || kStoresWeightsAlone) publish_stage();
+    if (brings_input && walk.chunk + 2 < kChunks) input.fetch(params, walk.chunk + 2);
+    weights.fetch(params, walk.step + 2);
+    weights.wait(walk.step + 1);
+    tile.end_stage();
+    __syncthreads();
+  }
+  store_block(params, rows, cells, tile, place.rank, shared_memory);
+}
+"""
+FILES["tile_bulk.cuh"] = r"""
+// Packed weights brought by the copy engine of sm_90: one thread asks for a stage, a barrier in shared memory tells
+// when it has arrived.
+
+#include "tile_element.cuh"
+#include "tile_weights.cuh"
+
+struct BulkWeights {
+  static constexpr int kRing = kShape.weight_stages();
+  static constexpr int kAhead = kRing > 1 ? kRing - 1 : 1;
+  static constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
+
+  const char* base;
+  unsigned barriers;  // one per slot of the ring, 8 bytes each
+  unsigned long long block_backs;
+  StageWalk copied;  // the next stage to ask for
+
+  __device__ __forceinline__ BulkWeights(const TileParams& params, const BlockRows& rows, int block_row, int rank,
+                                         unsigned char* shared_memory)
+      : base(static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
+             rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack),
+        barriers(ptx::shared_address(shared_memory) + kShape.barrier_offset()),
+        block_backs(backs_of(rows)),
+        copied(rows) {
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int slot = 0; slot < kRing; ++slot) {
+        ptx::init_barrier(full(slot), 1);
+      }
+      ptx::publish_barriers();
+    }
+    __syncthreads();
+  }
+
+  template <typename Stage>
+  __device__ __forceinline__ void begin(Stage&& stage) {
+    if (threadIdx.x != 0) return;
+    ptx::wait_for_previous_kernel();
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) copy(stage(step));
+  }
+
+  // While `step` is multiplied: the copy for a later one sets out.
+  template <typename Stage>
+  __device__ __forceinline__ void start(int step, Stage&& stage) {
+    if (kRing > 1 && threadIdx.x == 0) copy(stage(step + kAhead));
+  }
+
+  __device__ __forceinline__ void fetch(const TileParams&, int) const {}
+  template <typename Stage>
+  __device__ __forceinline__ void store(int, Stage&&) const {}
+
+  // Until the weights of `step` have arrived.
+  __device__ __forceinline__ void wait(int step) const {
+    if (step < copied.total) ptx::wait_barrier(full(step % kRing), step / kRing & 1);
+  }
+
+ private:
+  __device__ __forceinline__ unsigned full(int slot) const { return barriers + slot * 8; }
+
+  __device__ __forceinline__ void copy(unsigned shared) {
+    if (copied.ended()) return;
+    const int slot = copied.step % kRing;
+    const int first_back = copied.stage * kShape.stage_backs;
+    const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
+    const char* source =
+        base + (static_cast<long long>(copied.chunk) * kShape.all_backs() + first_back) * kBytesPerBack;
+    copied.advance();
+    if constexpr (kShape.skips_backs()) {
+      const unsigned long long present = block_backs >> first_back & (backs < 64 ? (1ULL << backs) - 1 : ~0ULL);
+      ptx::expect_bytes(full(slot), __popcll(present) * kBytesPerBack);
+      for (int back = 0; back < backs; ++back) {
+        if (present >> back & 1)
+          ptx::copy_bulk(shared + back * kBytesPerBack, source + back * kBytesPerBack, kBytesPerBack, full(slot));
+      }
+    } else {
+      ptx::expect_bytes(full(slot), backs * kBytesPerBack);
+      ptx::copy_bulk(shared, source, backs * kBytesPerBack, full(slot));
+    }
+  }
+};
+"""
+FILES["tile_element.cuh"] = r"""
+// Elements on their way into a tile and out of it.
+
+#include "ptx.cuh"
+#include "tile_params.cuh"
+
+constexpr bool kRoundsToTf32 = kShape.math == TileMath::tf32;
+
+// fp16 and bf16 pass through the loader as bits; fp32 is rounded here, once, when the tensor cores will see TF32.
+__device__ __forceinline__ Cell make_cell(const float (&values)[4]) {
+  Cell cell;
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    cell.word[v] = kRoundsToTf32 ? ptx::round_to_tf32(values[v]) : __float_as_uint(values[v]);
+  }
+  return cell;
+}
+
+__device__ __forceinline__ Cell make_cell(const unsigned short (&values)[8]) {
+  Cell cell;
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    cell.word[v] = values[2 * v] | static_cast<unsigned>(values[2 * v + 1]) << 16;
+  }
+  return cell;
+}
+
+__device__ __forceinline__ Cell rounded(Cell cell) {
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    if (kRoundsToTf32) cell.word[v] = ptx::round_to_tf32(__uint_as_float(cell.word[v]));
+  }
+  return cell;
+}
+
+__device__ __forceinline__ float to_storage(float value, float) { return value; }
+
+__device__ __forceinline__ unsigned short to_storage(float value, unsigned short) {
+  return kShape.math == TileMath::f16 ? ptx::round_to_f16(value) : ptx::round_to_bf16(value);
+}
+
+__device__ __forceinline__ float from_storage(float value) { return value; }
+
+__device__ __forceinline__ float from_storage(unsigned short bits) {
+  return kShape.math == TileMath::f16 ? ptx::widen_f16(bits) : __uint_as_float(static_cast<unsigned>(bits) << 16);
+}
+"""
+FILES["tile_load.cuh"] = r"""
+// From the tensors into a block's shared memory. Loads go to registers before a stage is multiplied and to shared
+// memory after it, so that their latency hides behind the multiplication.
+
+#include "tile_element.cuh"
+#include "tile_place.cuh"
+#include "tile_weights.cuh"
+
+constexpr int kThreads = kShape.threads();
+constexpr int kVector = kShape.vector();
+
+constexpr unsigned kOutside = ~0u;  // an offset of nothing
+
+// One pointer for all threads and a 32-bit offset of their own are an addressing mode of the load.
+__device__ __forceinline__ const Element* at(const Element* pointer, unsigned bytes) {
+  return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
+}
+
+// Along an axis of a patch, an index over what is read: its plane and its cell. Planes vary faster, as in memory.
+__device__ __forceinline__ int plane_of(int axis, int index) { return index % kShape.planes[axis]; }
+__device__ __forceinline__ int cell_of(int axis, int index) { return index / kShape.planes[axis]; }
+
+__device__ __forceinline__ constexpr int patch_length(int axis) { return kShape.patch(1 + axis) * kShape.planes[axis]; }
+
+// The input patch of a block: cells with their halo, [slab][plane][sample][depth][row][column][vector].
+struct InputLoader {
+  static constexpr int kPixels = kShape.pixels() * kShape.all_planes();
+  static constexpr int kItems = kShape.slabs * kPixels;
+  static constexpr int kGroups = kShape.all_plane_groups();
+  static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
+
+  int first_chunk;                                // of this block
+  const Element* base;                            // first channel of the group
+  unsigned offset[kPerThread];                    // from there, in bytes
+  unsigned inside[kGroups > 1 ? kPerThread : 1];  // for which groups of planes the place exists, a bit each
+  Element values[kShape.wide_input ? 1 : kPerThread][kVector];
+  Cell wide[kShape.wide_input ? kPerThread : 1];
+
+  // Neighbouring threads take neighbours in memory: pixels of a row, or channels of a pixel.
+  static __device__ __forceinline__ int slab_of(int item) {
+    return kShape.input_channels_last ? item % kShape.slabs : item / kPixels;
+  }
+  static __device__ __forceinline__ int pixel_of(int item) {
+    return kShape.input_channels_last ? item / kShape.slabs : item % kPixels;
+  }
+
+  __device__ __forceinline__ InputLoader(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                         int rank)
+      : first_chunk(rank * kShape.block_chunks()) {
+    base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+           static_cast<long long>(rows.group) * kShape.channels * params.input_strides[1];
+    // Of the first cell's first residue. It may lie outside the tensor, as may the patch.
+    int first[3];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      first[axis] = kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
+                                    : cells.first[1 + axis] - kShape.halo(axis);
+      if (kShape.gradient) base += first[axis] * params.input_strides[2 + axis];
+    }
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int item = threadIdx.x + i * kThreads;
+      int pixel = pixel_of(item);
+      int local[3];
+#pragma unroll
+      for (int axis = 2; axis >= 0; --axis) {
+        const int index = pixel % patch_length(axis);
+        pixel /= patch_length(axis);
+        local[axis] = kShape.gradient ? cell_of(axis, index) * kShape.stride[axis] +
+                                            kShape.plane_residue(axis, plane_of(axis, index))
+                                      : index;
+      }
+      const int sample = pixel;
+      bool exists = item < kItems && cells.first[0] + sample < params.batch;
+      long long position = sample * params.input_strides[0] + slab_of(item) * kVector * params.input_strides[1];
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) {
+        if (kShape.plane_groups(axis) == 1) {
+          exists = exists &&
+                   static_cast<unsigned>(first[axis] + local[axis]) < static_cast<unsigned>(params.input_size[axis]);
+        }
+        position += (kShape.gradient ? local[axis] : first[axis] + local[axis]) * params.input_strides[2 + axis];
+      }
+      offset[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+      if constexpr (kGroups > 1) {
+        inside[i] = 0;
+#pragma unroll(kGroups <= 4 ? kGroups : 1)
+        for (int index = 0; index < kGroups; ++index) {
+          const PlaneGroup group = plane_group(index);
+          bool here = exists;
+#pragma unroll
+          for (int axis = 0; axis < 3; ++axis) {
+            if (kShape.plane_groups(axis) == 1) continue;
+            const int place = first[axis] + local[axis] + kShape.group_residue(axis, group.at[axis]);
+            here = here && static_cast<unsigned>(place) < static_cast<unsigned>(params.input_size[axis]);
+          }
+          if (here) inside[i] |= 1u << index;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void fetch(const TileParams& params, int block_chunk) {
+    const int chunk = (first_chunk + block_chunk) / kGroups;
+    const int group_index = (first_chunk + block_chunk) % kGroups;
+    const Element* origin = base + static_cast<long long>(chunk) * kShape.chunk_channels() * params.input_strides[1];
+    if (kGroups > 1) {
+      const PlaneGroup group = plane_group(group_index);
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis)
+        origin += static_cast<long long>(kShape.group_residue(axis, group.at[axis])) * params.input_strides[2 + axis];
+    }
+    const int channels_left = kShape.channels - chunk * kShape.chunk_channels();
+    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int first = slab_of(threadIdx.x + i * kThreads) * kVector;
+      const bool here = kGroups > 1 ? (inside[kGroups > 1 ? i : 0] >> group_index & 1) != 0 : offset[i] != kOutside;
+      if constexpr (kShape.wide_input) {
+        const bool exists = here && (kWholeChunks || first < channels_left);
+        wide[i] = exists ? ptx::load_16(at(origin, offset[i])) : Cell{};
+      } else {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          const Element* channel = origin + v * params.input_strides[1];
+          const bool exists = here && (kWholeChunks || first + v < channels_left);
+          values[i][v] = exists ? __ldg(at(channel, offset[i])) : Element(0);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(unsigned stage) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int item = threadIdx.x + i * kThreads;
+      if (kItems % kThreads != 0 && item >= kItems) break;
+      const Cell cell =
+          kShape.wide_input ? rounded(wide[kShape.wide_input ? i : 0]) : make_cell(values[kShape.wide_input ? 0 : i]);
+      ptx::store_16(stage + (slab_of(item) * kShape.slab_pitch() + place_of(pixel_of(item))) * 16, cell);
+    }
+  }
+
+  // Where a pixel lies in its slab.
+  static __device__ __forceinline__ int place_of(int pixel) {
+    if (kShape.all_planes() == 1) return pixel;
+    int plane = 0;
+    int cell = 0;
+    int plane_scale = 1;
+    int cell_scale = 1;
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+      const int index = pixel % patch_length(axis);
+      pixel /= patch_length(axis);
+      plane += plane_of(axis, index) * plane_scale;
+      cell += cell_of(axis, index) * cell_scale;
+      plane_scale *= kShape.planes[axis];
+      cell_scale *= kShape.patch(1 + axis);
+    }
+    return plane * kShape.plane_pitch() + cell + pixel * cell_scale;
+  }
+};
+
+// Weights that the pack kernel has put into order: all stages of a block are one run of memory, copied some steps
+// ahead.
+struct PackedWeights {
+  static constexpr int kAhead = kShape.weight_stages() - 1;
+  static constexpr int kCellsPerBack = kShape.slabs * kShape.rows();
+
+  const Cell* base;
+  StageWalk copied;  // the next stage to copy
+
+  __device__ __forceinline__ PackedWeights(const TileParams& params, const BlockRows& rows, int block_row, int rank,
+                                           unsigned char*)
+      : base(static_cast<const Cell*>(params.weight) + block_row * (kShape.packed_bytes() / 16) +
+             rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kCellsPerBack),
+        copied(rows) {}
+
+  template <typename Stage>
+  __device__ __forceinline__ void begin(Stage&& stage) {
+    ptx::wait_for_previous_kernel();
+#pragma unroll
+    for (int step = 0; step < (kAhead > 0 ? kAhead : 1); ++step) copy(stage(step));
+  }
+
+  // While `step` is multiplied: the copy for a later one sets out.
+  template <typename Stage>
+  __device__ __forceinline__ void start(int step, Stage&& stage) {
+    if (kAhead > 0) copy(stage(step + kAhead));
+  }
+
+  __device__ __forceinline__ void fetch(const TileParams&, int) const {}
+  template <typename Stage>
+  __device__ __forceinline__ void store(int, Stage&&) const {}
+
+  // Until the weights of `step` have arrived.
+  __device__ __forceinline__ void wait(int) const { ptx::wait_for_copies<(kAhead > 0 ? kAhead - 1 : 0)>(); }
+
+ private:
+  // Always a whole stage, so that the loop has no variables: past the last distance of a chunk it brings what follows.
+  __device__ __forceinline__ void copy(unsigned shared) {
+    constexpr int kCells = kShape.stage_backs * kCellsPerBack;
+    if (!copied.ended()) {
+      const long long first_back =
+          static_cast<long long>(copied.chunk) * kShape.all_backs() + copied.stage * kShape.stage_backs;
+      const Cell* source = base + first_back * kCellsPerBack + threadIdx.x;
+      copied.advance();
+      shared += threadIdx.x * 16;
+#pragma unroll 16
+      for (int i = 0; i < kCells / kThreads; ++i) ptx::copy_16_async(shared + i * kThreads * 16, source + i * kThreads);
+      if (kCells % kThreads != 0 && threadIdx.x < kCells % kThreads) {
+        ptx::copy_16_async(shared + kCells / kThreads * kThreads * 16, source + kCells / kThreads * kThreads);
+      }
+    }
+    ptx::commit_copies();
+  }
+};
+
+// Weights read from the tensor by each block itself: one launch, for problems whose blocks each have weights of their
+// own or that are too small to pay for two. All products of a chunk are one stage here, so that a thread's cells keep
+// their places from chunk to chunk.
+struct WeightsInPlace {
+  static constexpr int kSlabCells = kShape.block_channels * kShape.all_slots() * kShape.all_backs();
+  static constexpr int kItems = kShape.slabs * kSlabCells;
+  static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
+  // Neighbouring threads take neighbouring output channels first, whose cells lie side by side in shared memory, and
+  // then taps, which lie side by side in a contiguous weight.
+  static constexpr int kAcross = kShape.block_channels % 8 == 0 ? 8 : kShape.block_channels;
+
+  int first_chunk;
+  const Element* base;
+  unsigned offset[kPerThread];  // from the chunk's first channel, in bytes
+  unsigned place[kPerThread];   // bytes from the start of the stage
+  Element values[kPerThread][kVector];
+
+  __device__ __forceinline__ WeightsInPlace(const TileParams& params, const BlockRows& rows, int, int rank,
+                                            unsigned char*)
+      : first_chunk(rank * kShape.block_chunks()) {
+    base = static_cast<const Element*>(params.weight) + rows.group * params.weight_group_stride;
+    // All weights of a chunk lie within 32 bits of each other: the planner sees to that.
+    const auto stride = [&](int dimension) { return static_cast<unsigned>(params.weight_strides[dimension]); };
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      int item = threadIdx.x + i * kThreads;
+      const int slab = item / kSlabCells;
+      int out_channel = item % kAcross;
+      item /= kAcross;
+      int slot[3];
+      slot[2] = item % kShape.slots[2];
+      item /= kShape.slots[2];
+      const int back = item % kShape.all_backs();
+      item /= kShape.all_backs();
+      slot[1] = item % kShape.slots[1];
+      item /= kShape.slots[1];
+      slot[0] = item % kShape.slots[0];
+      item /= kShape.slots[0];
+      out_channel += item % (kShape.block_channels / kAcross) * kAcross;
+      const int tap = tap_of(rows, slot, back);
+      const unsigned position = slab * kVector * stride(0) + (rows.first_channel + out_channel) * stride(1) +
+                                tap / (kShape.kernel[2] * kShape.kernel[1]) * stride(2) +
+                                tap / kShape.kernel[2] % kShape.kernel[1] * stride(3) +
+                                tap % kShape.kernel[2] * stride(4);
+      offset[i] = tap < 0 || slab >= kShape.slabs || rows.first_channel + out_channel >= kShape.out_channels
+                      ? kOutside
+                      : position * kShape.element_bytes;
+      const int row =
+          ((slot[0] * kShape.slots[1] + slot[1]) * kShape.slots[2] + slot[2]) * kShape.block_channels + out_channel;
+      place[i] = ((back * kShape.slabs + slab) * kShape.rows() + row) * 16;
+    }
+  }
+
+  template <typename Stage>
+  __device__ __forceinline__ void begin(Stage&&) const {}
+  template <typename Stage>
+  __device__ __forceinline__ void start(int, Stage&&) const {}
+  __device__ __forceinline__ void wait(int) const {}
+
+  // A step is a chunk here.
+  __device__ __forceinline__ void fetch(const TileParams& params, int step) {
+    if (step >= kShape.block_chunks()) return;
+    const int first = (first_chunk + step) * kShape.chunk_channels();
+    const Element* origin = base + static_cast<long long>(first) * params.weight_strides[0];
+    constexpr bool kWhole = kShape.channels % kShape.chunk_channels() == 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int channel = first + (threadIdx.x + i * kThreads) / kSlabCells * kVector;
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        const Element* row = origin + v * params.weight_strides[0];
+        const bool exists = offset[i] != kOutside && (kWhole || channel + v < kShape.channels);
+        values[i][v] = exists ? __ldg(at(row, offset[i])) : Element(0);
+      }
+    }
+  }
+
+  template <typename Stage>
+  __device__ __forceinline__ void store(int step, Stage&& stage) const {
+    if (step >= kShape.block_chunks()) return;
+    const unsigned shared = stage(step);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (kItems % kThreads != 0 && static_cast<int>(threadIdx.x) + i * kThreads >= kItems) break;
+      ptx::store_16(shared + place[i], make_cell(values[i]));
+    }
+  }
+};
+"""
+FILES["tile_load_gradient.cuh"] = r"""
+// A gradient's weights, read from the tensor by each block itself and put together as cells.
+
+#include "tile_load.cuh"
+
+// A row's weights of a chunk lie together in a dense tensor, channel after channel with all its taps. Neighbouring
+// threads take neighbouring taps, then channels, and each the few loads of one cell; loads go to registers a step
+// before they are stored.
+struct GradientWeights {
+  static constexpr int kItems = kShape.stage_backs * kShape.slabs * kShape.rows();
+  static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
+  static constexpr int kSteps = kShape.block_chunks() * kShape.stages_per_chunk();
+
+  int first_chunk;
+  const Element* base;
+  unsigned offset[kPerThread];  // from the first channel and tap of a stage, in bytes
+  Element values[kPerThread][kVector];
+
+  static __device__ __forceinline__ int back_of(int item) { return item % kShape.stage_backs; }
+  static __device__ __forceinline__ int slab_of(int item) { return item / kShape.stage_backs % kShape.slabs; }
+  static __device__ __forceinline__ int row_of(int item) { return item / (kShape.stage_backs * kShape.slabs); }
+
+  __device__ __forceinline__ GradientWeights(const TileParams& params, const BlockRows& rows, int, int rank,
+                                             unsigned char*)
+      : first_chunk(rank * kShape.block_chunks()) {
+    base = static_cast<const Element*>(params.weight) + rows.group * params.weight_group_stride +
+           rows.first_channel * params.weight_strides[1];
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int item = threadIdx.x + i * kThreads;
+      const int row = row_of(item);
+      const bool exists =
+          item < kItems && row < kShape.block_channels && rows.first_channel + row < kShape.out_channels;
+      const long long position = row * params.weight_strides[1] + slab_of(item) * kVector * params.weight_strides[0] +
+                                 tap_position(params, gradient_tap_of(PlaneGroup{}, back_of(item)));
+      offset[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+    }
+  }
+
+  template <typename Stage>
+  __device__ __forceinline__ void begin(Stage&&) const {}
+  template <typename Stage>
+  __device__ __forceinline__ void start(int, Stage&&) const {}
+  __device__ __forceinline__ void wait(int) const {}
+
+  // The taps of another group of planes lie a constant distance further, and so do those of another stage: the planner
+  // reads in place only what is so.
+  __device__ __forceinline__ void fetch(const TileParams& params, int step) {
+    if (step >= kSteps) return;
+    constexpr int kStages = kShape.stages_per_chunk();
+    constexpr int kGroups = kShape.all_plane_groups();
+    const int chunk = first_chunk + step / kStages;
+    const int first = chunk / kGroups * kShape.chunk_channels();
+    const int first_back = step % kStages * kShape.stage_backs;
+    const Element* origin = base + static_cast<long long>(first) * params.weight_strides[0] +
+                            static_cast<long long>(first_back) * params.weight_strides[4];
+    if (kGroups > 1) {
+      const PlaneGroup group = plane_group(chunk % kGroups);
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis)
+        origin += kShape.group_residue(axis, group.at[axis]) * params.weight_strides[2 + axis];
+    }
+    constexpr bool kWhole =
+        kShape.channels % kShape.chunk_channels() == 0 && kShape.all_backs() % kShape.stage_backs == 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int item = threadIdx.x + i * kThreads;
+      const bool tap = kWhole || first_back + back_of(item) < kShape.all_backs();
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        const bool exists =
+            offset[i] != kOutside && tap && (kWhole || first + slab_of(item) * kVector + v < kShape.channels);
+        const Element* const channel = origin + v * params.weight_strides[0];
+        values[i][v] = exists ? __ldg(at(channel, offset[i])) : Element(0);
+      }
+    }
+  }
+
+  template <typename Stage>
+  __device__ __forceinline__ void store(int step, Stage&& stage) const {
+    if (step >= kSteps) return;
+    const unsigned shared = stage(step);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int item = threadIdx.x + i * kThreads;
+      if (kItems % kThreads != 0 && item >= kItems) break;
+      const int place =
+          back_of(item) * kShape.weight_back_pitch() + slab_of(item) * kShape.weight_slab_pitch() + row_of(item);
+      ptx::store_16(shared + place * 16, make_cell(values[i]));
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ long long tap_position(const TileParams& params, int tap) {
+    return tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
+           tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
+           tap % kShape.kernel[2] * params.weight_strides[4];
+  }
+};
+"""
+FILES["tile_pack.cuh"] = r"""
+// Weights into the order in which the blocks of tile_block.cuh read them: [block row][chunk][back][slab][row][vector].
+//
+// A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
+// written as cells. Where they don't fit shared memory they are read in place. kDenseTaps: the taps lie one after the
+// other.
+#include "tile_element.cuh"
+#include "tile_weights.cuh"
+
+constexpr bool kStaged = pack_slabs(kShape) > 0;
+constexpr int kSlabs = kStaged ? pack_slabs(kShape) : 1;  // of a block
+constexpr int kVector = kShape.vector();
+constexpr int kIns = kSlabs * kVector;
+constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
+
+// Four blocks per multiprocessor: without a number the assembler prefers occupancy and spills.
+__global__ void __launch_bounds__(kPackThreads, 4)
+    tconv_tile_pack(const __grid_constant__ TileParams params, Cell* packed) {
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  ptx::let_next_kernel_start();
+  Element* staged = reinterpret_cast<Element*>(shared_memory);  // [input channel][output channel][tap]
+  constexpr int kPlane = pack_plane(kShape);
+  const int first_slab = blockIdx.x * kSlabs;  // of the group's channels, chunks included
+  const int channel_block = blockIdx.y;
+  const int group = blockIdx.z;
+  const int first_channel = first_slab * kVector;
+  const int first_out = channel_block * kShape.block_channels;
+  const Element* weight = static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
+                          first_channel * params.weight_strides[0] + first_out * params.weight_strides[1];
+  // Output channels and input channels that exist; the rest of a block is zeros.
+  const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
+  const int ins = min(kIns, kShape.channels - first_channel);
+  const auto load = [&](int v, int out_channel, int tap) {
+    if (v >= ins || out_channel >= outs) return Element(0);
+    const long long position = kDenseTaps ? tap * params.weight_strides[4]
+                                          : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
+                                                tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
+                                                tap % kShape.kernel[2] * params.weight_strides[4];
+    return weight[v * params.weight_strides[0] + out_channel * params.weight_strides[1] + position];
+  };
+  if constexpr (kStaged) {
+    // Neighbouring threads read neighbours in memory: output channels, or taps and then whichever channels lie closer.
+    const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
+    const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
+#pragma unroll 8
+    for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
+      const int tap = outs_first ? i / kShape.block_channels % kTaps : i % kTaps;
+      const int outer = i / kTaps;
+      const int v = outs_first  ? i / (kTaps * kShape.block_channels)
+                    : ins_first ? outer % kIns
+                                : outer / kShape.block_channels;
+      const int out_channel = outs_first  ? i % kShape.block_channels
+                              : ins_first ? outer / kIns
+                                          : outer % kShape.block_channels;
+      staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
+    }
+    __syncthreads();
+  }
+
+  // The last stage of the last block is copied whole: what follows it must be something, so that nothing uninitialised
+  // is read.
+  if (kShape.packed_tail_bytes() > 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
+    const int block_rows_count = params.groups * params.channel_blocks * params.residue_blocks[0] *
+                                 params.residue_blocks[1] * params.residue_blocks[2];
+    Cell* tail = packed + block_rows_count * (kShape.packed_bytes() / 16);
+    for (int i = threadIdx.x; i < kShape.packed_tail_bytes() / 16; i += kPackThreads) tail[i] = Cell{};
+  }
+
+  // A line is the output channels of one phase at one distance; a team of threads takes a line. (A gradient has one
+  // phase, and lines for each group of planes.)
+  constexpr int kAcross = kShape.block_channels >= 32   ? 32
+                          : kShape.block_channels >= 16 ? 16
+                          : kShape.block_channels >= 8  ? 8
+                                                        : 4;
+  constexpr int kLines = kShape.all_backs() * kShape.all_slots();
+  const int residue_blocks = params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2];
+  constexpr int kGroups = kShape.all_plane_groups();
+  for (int line = threadIdx.x / kAcross; line < residue_blocks * kGroups * kLines; line += kPackThreads / kAcross) {
+    const int slot = line % kShape.all_slots();
+    const int back = line / kShape.all_slots() % kShape.all_backs();
+    const int block_row = (group * residue_blocks + line / (kLines * kGroups)) * params.channel_blocks + channel_block;
+    const int planes = line / kLines % kGroups;
+    const int chunk = first_slab / kShape.slabs * kGroups + planes;
+    const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
+                          slot % kShape.slots[2]};
+    const int tap = kShape.gradient ? gradient_tap_of(plane_group(planes), back)
+                                    : tap_of(block_rows(params, block_row), slots, back);
+    const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
+    Cell* out = packed + (stage * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      for (int channel = threadIdx.x % kAcross; channel < kShape.block_channels; channel += kAcross) {
+        Element values[kVector];
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          const int in_channel = slab * kVector + v;
+          values[v] = tap < 0   ? Element(0)
+                      : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
+                                : load(in_channel, channel, tap);
+        }
+        out[slab * kShape.rows() + slot * kShape.block_channels + channel] = make_cell(values);
+      }
+      // Rows that only fill up the last tile.
+      for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;
+           slot == 0 && row < kShape.rows(); row += kAcross) {
+        out[slab * kShape.rows() + row] = Cell{};
+      }
+    }
+  }
+}
+"""
+FILES["tile_params.cuh"] = r"""
+// What the host and the device agree on about the tile kernels; compiled by both.
+//
+// A block computes a matrix of rows (phase, output channel) by columns (cells). With o + pad = q stride + r per axis, q
+// is the cell and r the residue of output o; tap k, k dilation = r + stride back, reads input cell q - back. So for one
+// `back` every phase has at most one tap, all phases read the same input cells, and the block is a sum over (back,
+// input channel) of small matrix products.
+//
+// The gradient of the input is the same map read the other way: what is read ("input" below) is the layer's output,
+// what is written ("output") its input. Rows are channels of what is written, columns its cells i; tap k reads cell
+// i + back of residue r. The residues of what is read lie in planes of their own in a block's patch, so that a tap is
+// one shift there too, and the block is a sum over (tap, input channel).
+
+// How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
+enum class TileMath : int { tf32, f16, bf16, fp32x3 };
+
+// Threads of a streaming block that only load: three warps the input, one the weights.
+constexpr int kStreamThreads = 128;
+
+struct TileShape {
+  TileMath math;
+  int element_bytes;
+
+  // The problem: what a kernel is specialised for. Sizes along the axes and the batch stay run-time values.
+  int channels;      // input channels of a group
+  int out_channels;  // output channels of a group
+  int kernel[3];
+  int stride[3];
+  int dilation[3];
+  bool bias;
+  bool gradient;
+
+  // Distances `back` along each axis: 0, step, 2 step, ...
+  int backs[3];
+  int back_step[3];
+
+  // The residues of a block: the whole stride of an axis (then only those with taps own rows, and the others are
+  // written as bias), or `span` neighbouring ones.
+  int span[3];
+  int slots[3];  // residues of the span that own rows
+  // Nibble per residue of the span: its slot, 15 for none; and back. Unused when every residue of the span has a slot.
+  unsigned long long slot_nibbles[3];
+  unsigned long long residue_nibbles[3];
+
+  // Gradient: the residues of an axis that are read (those with taps, by residue_nibbles, or every one), and how many
+  // of them a patch holds, a plane each. Chunk after chunk brings the next ones; fewer than all of them are neighbours.
+  int phases[3];
+  int planes[3];
+
+  int tile[4];         // cells of a block: samples, depth, height, width
+  int block_channels;  // output channels of a block
+
+  // Who multiplies: teams of one warp (mma.sync, tiles of 16 rows) or of four (wgmma, tiles of 64 rows).
+  bool warpgroup;
+  // Warpgroups that take cells as the 64 rows of wgmma, from the input as it lies in memory, which warps of their own
+  // copy to shared memory some chunks ahead (tile_stream.cuh). Row tiles have `row_unit` rows then.
+  bool streams;
+  int row_unit;
+  int granule;      // elements of one copy of the input
+  int lead;         // elements by which the copies of a row begin before the box; -1: that differs
+  int input_ring;   // chunks of input in shared memory
+  int weight_ring;  // stages of weights
+
+  int row_tiles;     // row tiles of a team
+  int column_tiles;  // 8-column tiles of a team; even for warps
+  int row_teams;
+  int column_teams;
+  int depth_teams;   // teams of a block that share one tile of outputs and split the sum
+  int depth_blocks;  // blocks (of one cluster) that do so, each with its share of the chunks
+
+  int slabs;        // 16-byte slabs of channels per chunk, even
+  int stage_backs;  // distances of one weight stage
+  int unroll;       // of the loop over a stage's products
+  bool all_taps;    // every phase of a block has a tap at every distance
+  int blocks_per_multiprocessor;
+  bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  bool input_channels_last;
+  bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
+  bool output_channels_last;
+
+  constexpr int slot_of(int axis, int residue) const {
+    return slots[axis] == span[axis] ? residue : static_cast<int>(slot_nibbles[axis] >> (4 * residue) & 15);
+  }
+  constexpr int residue_of(int axis, int slot) const {
+    return slots[axis] == span[axis] ? slot : static_cast<int>(residue_nibbles[axis] >> (4 * slot) & 15);
+  }
+
+  constexpr int residue_of_phase(int axis, int phase) const {
+    return phases[axis] == stride[axis] ? phase : static_cast<int>(residue_nibbles[axis] >> (4 * phase) & 15);
+  }
+  constexpr int all_planes() const { return planes[0] * planes[1] * planes[2]; }
+  constexpr int plane_groups(int axis) const { return gradient ? (phases[axis] + planes[axis] - 1) / planes[axis] : 1; }
+  // The residue of a plane: of its group's first plane, and from there.
+  constexpr int group_residue(int axis, int group) const {
+    return plane_groups(axis) == 1 ? 0 : residue_of_phase(axis, group * planes[axis]);
+  }
+  constexpr int plane_residue(int axis, int plane) const {
+    return plane_groups(axis) == 1 ? residue_of_phase(axis, plane) : plane;
+  }
+  constexpr int all_plane_groups() const { return plane_groups(0) * plane_groups(1) * plane_groups(2); }
+
+  // What one step between cells is in the tensor that is read and in the one that is written.
+  constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
+  constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis]; }
+
+  // Whether residue `residue` of an axis has a tap at a distance.
+  constexpr bool has_tap(int axis, int residue, int back) const {
+    const int reach = residue + stride[axis] * back * back_step[axis];
+    return residue < stride[axis] && reach % dilation[axis] == 0 && reach / dilation[axis] < kernel[axis];
+  }
+  // Blocks that compute a part of an axis' phases may have no tap at all at some distances, and skip those.
+  constexpr bool skips_backs() const {
+    if (gradient || all_backs() > 64) return false;
+    for (int axis = 0; axis < 3; ++axis) {
+      for (int residue = 0; span[axis] < stride[axis] && residue < stride[axis]; ++residue) {
+        for (int back = 0; back < backs[axis]; ++back) {
+          if (!has_tap(axis, residue, back)) return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  constexpr int vector() const { return 16 / element_bytes; }
+  constexpr int chunk_channels() const { return slabs * vector(); }
+  constexpr int channel_chunks() const { return (channels + chunk_channels() - 1) / chunk_channels(); }
+  constexpr int chunks() const { return channel_chunks() * all_plane_groups(); }
+  constexpr int block_chunks() const { return chunks() / depth_blocks; }
+  // Distances along an axis at which a chunk is multiplied; for a gradient its taps: those of the kernel, or of a group
+  // of planes as many as any plane could have.
+  constexpr int axis_backs(int axis) const {
+    if (!gradient) return backs[axis];
+    return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
+  }
+  constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
+  constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
+  constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
+  constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
+  constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
+  constexpr int columns() const { return 8 * column_tiles * column_teams; }
+  constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+  constexpr int teams() const { return row_teams * column_teams * depth_teams; }
+  constexpr int team_threads() const { return warpgroup ? 128 : 32; }
+  constexpr int multiplying_threads() const { return team_threads() * teams(); }
+  constexpr int threads() const { return multiplying_threads() + (streams ? kStreamThreads : 0); }
+  constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
+  constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
+  constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
+
+  // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
+  // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
+  constexpr int column_of(int n, int d, int h, int w) const {
+    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
+                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+  }
+  constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
+
+  // Planes and slabs start on different banks, so that lanes spread which write neighbours: pixels of a row, which go
+  // to the planes in turn, or (channels-last) slabs of a pixel.
+  constexpr int plane_pitch() const {
+    if (all_planes() == 1) return pixels();
+    const int along = input_channels_last && slabs < 8 ? 8 / slabs : input_channels_last ? 1 : 8;
+    return (pixels() + 7) / 8 * 8 + (along + planes[2] - 1) / planes[2];
+  }
+  constexpr int slab_pitch() const {
+    const int cells_of_slab = all_planes() * plane_pitch();
+    return input_channels_last ? (cells_of_slab + 7) / 8 * 8 + 8 / slabs : cells_of_slab;
+  }
+  constexpr int input_stage_bytes() const {
+    if (!streams) return slabs * slab_pitch() * 16;
+    return input_channels_last ? box_rows() * box(2) * cell_pitch() : chunk_channels() * channel_pitch();
+  }
+
+  // Streams: a chunk of input as it lies in memory, a box of elements for each channel, or of cells with their
+  // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
+  // different banks.
+  constexpr int box(int axis) const {
+    return gradient ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 : patch(1 + axis);
+  }
+  constexpr int box_rows() const { return tile[0] * box(0) * box(1); }
+  // A gradient's cells lie `stride` elements apart, for large strides on a few banks only: there the residues of a row
+  // lie in planes of their own, at the price of copies of one element.
+  constexpr bool splits_rows() const {
+    return streams && gradient && !input_channels_last && element_bytes == 4 && stride[2] % 4 == 0;
+  }
+  constexpr int plane_length() const { return (box(2) + stride[2] - 1) / stride[2]; }
+  // Elements from the start of a row to its element `index`, and from one cell to the next.
+  constexpr int row_place(int index) const {
+    return splits_rows() ? index % stride[2] * plane_length() + index / stride[2] : index;
+  }
+  constexpr int cell_step(int axis) const { return splits_rows() && axis == 2 ? 1 : input_step(axis); }
+  constexpr int row_pitch() const {
+    if (splits_rows()) return stride[2] * plane_length();
+    return (box(2) + (lead >= 0 ? lead : granule - 1) + granule - 1) / granule * granule;
+  }
+  constexpr int copy_places() const {
+    return box_rows() * (input_channels_last ? slabs * box(2) : splits_rows() ? box(2) : row_pitch() / granule);
+  }
+  constexpr int channel_pitch() const {
+    const int words = (box_rows() * row_pitch() * element_bytes + 3) / 4;
+    return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
+  }
+  constexpr int cell_pitch() const { return chunk_channels() * element_bytes + 16; }
+  // Bytes from one cell to the next along an axis of the box.
+  constexpr int box_step(int axis) const {
+    const int along = input_channels_last ? cell_pitch() : element_bytes;
+    const int row = input_channels_last ? box(2) : row_pitch();
+    return along * (axis == 2 ? 1 : axis == 1 ? row : row * box(1));
+  }
+  // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
+  // cells begin on different banks.
+  constexpr bool pads_weights() const { return gradient && !packed; }
+  constexpr int weight_slab_pitch() const {
+    const int taps = all_backs() < 8 ? all_backs() : 8;
+    return rows() + (pads_weights() ? taps % 8 : 0);
+  }
+  constexpr int weight_back_pitch() const { return slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0); }
+  constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
+  constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
+  constexpr int weight_stages() const {
+    if (streams) return weight_ring;
+    const int most = packed ? 3 : 2;
+    const int steps = block_chunks() * stages_per_chunk();
+    return steps < most ? steps : most;
+  }
+  constexpr int pipeline_bytes() const {
+    return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
+  }
+
+  // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
+  // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
+  // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
+  constexpr int staged_pitch() const {
+    return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
+  }
+  constexpr int staged_slot_pitch(int pass) const {
+    const int apart = 32 / slots[2] / 2 * 2;
+    return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
+  }
+  constexpr int staged_bytes(int pass) const { return (all_slots() * staged_slot_pitch(pass) * 4 + 15) / 16 * 16; }
+  constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
+  constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
+  constexpr int pass_channels() const {
+    int pass = block_channels;
+    const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    while (pass > 4 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
+    return pass;
+  }
+  // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
+  // memory.
+  constexpr bool bulk_weights() const { return warpgroup && packed; }
+  constexpr int barrier_offset() const {
+    const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
+    return pipeline_bytes() > staged ? pipeline_bytes() : staged;
+  }
+  constexpr int barriers() const {
+    return streams ? 2 * (input_ring + weight_ring) : bulk_weights() ? weight_stages() : 0;
+  }
+  constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
+  // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
+  constexpr int packed_tail_bytes() const {
+    return bulk_weights() || all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes();
+  }
+  // Packed weights of one block row: all its stages, one after the other.
+  constexpr long long packed_bytes() const { return 16LL * chunks() * all_backs() * slabs * rows(); }
+};
+
+// The pack kernel takes some slabs of input channels and one block's output channels at a time through shared memory:
+// as many slabs of a chunk as fit, or (0) none.
+constexpr int kPackThreads = 256;
+constexpr int kMostPackBytes = 48 * 1024;
+constexpr int pack_plane(const TileShape& shape) {
+  return shape.block_channels * shape.kernel[0] * shape.kernel[1] * shape.kernel[2] |
+         1;  // odd: lanes spread over the banks
+}
+constexpr int pack_slabs(const TileShape& shape) {
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
+  int slabs = shape.slabs;
+  while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
+  // More per block only as long as there are blocks enough for a chip.
+  const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
+  while (slabs > 1 && runs / slabs < 800) slabs /= 2;
+  return slabs;
+}
+constexpr int pack_shared_bytes(const TileShape& shape) {
+  return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape);
+}
+
+struct TileParams {
+  const void* input;
+  const void* weight;  // the tensor, or the packed copy
+  const void* bias;
+  void* output;
+  long long input_strides[5];
+  long long weight_strides[5];  // input channel, output channel, depth, height, width
+  long long weight_group_stride;
+  long long output_strides[5];
+  int batch;
+  int groups;
+  int input_size[3];
+  int output_size[3];
+  int pad[3];
+  int first_cell[3];  // of output 0
+  int tiles[4];       // blocks along samples, depth, height, width
+  int residue_blocks[3];
+  int channel_blocks;  // blocks along the output channels of a group
+};
+"""
+FILES["tile_place.cuh"] = r"""
+// Which part of the problem a block computes.
+
+#include "tile_weights.cuh"
+
+// Which cells of the problem a block computes.
+struct BlockCells {
+  int first[4];  // sample, then the first cell (q) along depth, height, width
+};
+
+// What a block computes: a block row (rows and weights), a box of cells, and its rank among those that share the sum.
+struct BlockPlace {
+  int block_row;
+  int cells;
+  int rank;
+};
+
+__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
+  const int rank = blockIdx.x % kShape.depth_blocks;
+  const int index = blockIdx.x / kShape.depth_blocks;
+  if constexpr (kShape.skips_backs()) {
+    // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
+    // the end.
+    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const int outer = index / params.channel_blocks;
+    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
+  } else {
+    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
+                                 params.residue_blocks[2] * params.channel_blocks;
+    return {index % block_rows_count, index / block_rows_count, rank};
+  }
+}
+
+__device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
+  BlockCells cells;
+#pragma unroll
+  for (int dimension = 3; dimension >= 0; --dimension) {
+    const int tile = index % params.tiles[dimension];
+    index /= params.tiles[dimension];
+    cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
+  }
+  return cells;
+}
+"""
+FILES["tile_store.cuh"] = r"""
+// From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
+// leave the block whole.
+
+constexpr int kPass = kShape.pass_channels();  // output channels of each phase that are staged at a time
+constexpr int kPitch = kShape.staged_pitch();
+constexpr int kSlotPitch = kShape.staged_slot_pitch(kPass);
+constexpr int kDepths = kShape.tile[1] * kShape.span[0];
+constexpr int kHeights = kShape.tile[2] * kShape.span[1];
+constexpr int kWidths = kShape.tile[3] * kShape.span[2];
+constexpr int kPositions = kShape.positions();
+constexpr bool kHasGaps =
+    kShape.all_slots() != kShape.span[0] * kShape.span[1] * kShape.span[2];  // outputs of no phase
+
+__device__ __forceinline__ float bias_of(const TileParams& params, const BlockRows& rows, int channel) {
+  channel += rows.first_channel;
+  if (!kShape.bias || channel >= kShape.out_channels) return 0.0f;
+  return from_storage(
+      static_cast<const Element*>(params.bias)[rows.group * static_cast<long long>(kShape.out_channels) + channel]);
+}
+
+__device__ __forceinline__ int output_pad(const TileParams& params, int axis) {
+  return kShape.gradient ? 0 : params.pad[axis];
+}
+
+// Offsets in the table of store_channels are small: they count from the first output that the block could have.
+__device__ __forceinline__ long long table_origin(const TileParams& params, const BlockCells& cells) {
+  long long origin = 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    const int first = cells.first[1 + axis] * kShape.output_step(axis) - output_pad(params, axis);
+    origin += max(first, 0) * params.output_strides[2 + axis];
+  }
+  return origin;
+}
+
+// Where a local output index along one axis stands: its cell in the tile, its slot among the block's phases (or none)
+// and its place in the tensor.
+struct OutputSite {
+  int cell;
+  int slot;
+  long long place;
+  bool inside;
+};
+
+__device__ __forceinline__ OutputSite output_site(const TileParams& params, const BlockRows& rows,
+                                                  const BlockCells& cells, int axis, int local) {
+  OutputSite site;
+  const int residue = local % kShape.span[axis];
+  site.cell = local / kShape.span[axis];
+  site.slot = kShape.slot_of(axis, residue);
+  if (kShape.slots[axis] != kShape.span[axis] && site.slot == 15) site.slot = -1;
+  const int absolute = rows.first_residue[axis] + residue;
+  const int output =
+      (cells.first[1 + axis] + site.cell) * kShape.output_step(axis) + absolute - output_pad(params, axis);
+  site.inside = absolute < kShape.output_step(axis) &&
+                static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
+  site.place = output * params.output_strides[2 + axis];
+  return site;
+}
+
+// A pair of sums in the staged matrix, neighbours along the columns.
+__device__ __forceinline__ void stage_pair(float left, float right, bool first, float* pair) {
+  if (!first) {
+    left += pair[0];
+    right += pair[1];
+  }
+  if constexpr (kPitch % 2 == 0) {
+    *reinterpret_cast<float2*>(pair) = {left, right};
+  } else {
+    pair[0] = left;
+    pair[1] = right;
+  }
+}
+
+// Accumulators of one pass into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
+// cells are the rows of the products, cells of two rows.
+template <typename Team>
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int pass,
+                                           bool first, bool with_bias, float* staged) {
+  const int lane = threadIdx.x % 32;
+  const auto bias = [&](int channel) {
+    return first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+  };
+  if constexpr (kShape.streams) {
+#pragma unroll
+    for (int j = 0; j < Team::kOctets; ++j) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int row = j * 8 + lane % 4 * 2 + side;
+        const int slot = row / kShape.block_channels;
+        const int channel = row % kShape.block_channels - pass * kPass;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const float add = bias(channel);
+        float* line = staged + slot * kSlotPitch + channel * kPitch + tile.column(0);
+#pragma unroll
+        for (int i = 0; i < Team::kCellTiles; ++i) {
+          line[i * 64] = tile.octet(i, j)[side] + add;
+          line[i * 64 + 8] = tile.octet(i, j)[2 + side] + add;
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = tile.row(i) + half * 8 + lane / 4;
+        const int slot = row / kShape.block_channels;
+        const int channel = row % kShape.block_channels - pass * kPass;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const float add = bias(channel);
+        float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kColumnTiles; ++j) {
+          stage_pair(tile.sum[i][j][half * 2] + add, tile.sum[i][j][half * 2 + 1] + add, first, line + j * 8);
+        }
+      }
+    }
+  }
+}
+
+// Where one output of the tile, counted over [sample][depth][height][width], comes from and goes to.
+struct Position {
+  int staged;       // of the pass's first channel; -1: no phase, bias alone
+  long long place;  // from the block's first sample and channel
+  bool inside;
+};
+
+__device__ __forceinline__ Position position_of(const TileParams& params, const BlockRows& rows,
+                                                const BlockCells& cells, int index) {
+  const OutputSite w = output_site(params, rows, cells, 2, index % kWidths);
+  index /= kWidths;
+  const OutputSite h = output_site(params, rows, cells, 1, index % kHeights);
+  index /= kHeights;
+  const OutputSite d = output_site(params, rows, cells, 0, index % kDepths);
+  const int sample = index / kDepths;
+  const int slot = (d.slot * kShape.slots[1] + h.slot) * kShape.slots[2] + w.slot;
+  const int column = kShape.column_of(sample, d.cell, h.cell, w.cell);
+  Position position;
+  position.staged = d.slot < 0 || h.slot < 0 || w.slot < 0 ? -1 : slot * kSlotPitch + column;
+  position.place = sample * params.output_strides[0] + d.place + h.place + w.place;
+  position.inside = w.inside && h.inside && d.inside && cells.first[0] + sample < params.batch;
+  return position;
+}
+
+// A staged value; with several blocks for one tile, the sum of theirs, in the order of their ranks.
+__device__ __forceinline__ float staged_value(const float* staged, int index) {
+  if constexpr (kShape.depth_blocks == 1) return staged[index];
+  const unsigned address = ptx::shared_address(staged + index);
+  float sum = ptx::load_from_block(address, 0);
+#pragma unroll
+  for (int rank = 1; rank < kShape.depth_blocks; ++rank) sum += ptx::load_from_block(address, rank);
+  return sum;
+}
+
+// Of the threads that store: all, or those that have multiplied.
+__device__ __forceinline__ void sync_storing() {
+  if constexpr (kShape.streams) {
+    ptx::sync_first_threads<kThreads>();
+  } else {
+    __syncthreads();
+  }
+}
+
+__device__ __forceinline__ void wait_for_blocks() {
+  if constexpr (kShape.depth_blocks == 1) {
+    sync_storing();
+  } else {
+    ptx::cluster_barrier();
+  }
+}
+
+// Neighbouring threads take neighbouring outputs of a row, and each walks over the channels; blocks of a cluster share
+// them.
+__device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                           int pass, int rank, const float* staged, Element* output) {
+  constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
+  constexpr int kBlockTeams = kThreads / kAcross;
+  constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
+  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kPass % kTeams == 0;
+  if (kThreads % kAcross != 0 && static_cast<int>(threadIdx.x) / kAcross >= kBlockTeams) return;
+  const int team = threadIdx.x / kAcross + rank * kBlockTeams;
+  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  const long long stride = params.output_strides[1];
+  for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
+    const Position position = position_of(params, rows, cells, index);
+    if (!position.inside) continue;
+    Element* out = output + position.place + team * stride;
+    const bool has_phase = position.staged >= 0;
+    const int first = (has_phase ? position.staged : 0) + team * kPitch;
+#pragma unroll
+    for (int i = 0; i < (kPass + kTeams - 1) / kTeams; ++i) {
+      const int channel = team + i * kTeams;
+      if (!kWhole && channel >= channels) break;
+      float result = staged_value(staged, first + i * kTeams * kPitch);
+      if (kHasGaps && !has_phase) result = bias_of(params, rows, pass * kPass + channel);
+      *out = to_storage(result, Element());
+      out += kTeams * stride;
+    }
+  }
+}
+
+// Channels-last: neighbouring threads take neighbouring channels of a pixel; where the pixels are was worked out once.
+struct TableEntry {
+  int staged;  // as in Position
+  int place;   // -1: outside
+};
+
+__device__ __forceinline__ void fill_table(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                           TableEntry* table) {
+  for (int index = threadIdx.x; index < kPositions; index += kThreads) {
+    const Position position = position_of(params, rows, cells, index);
+    table[index] = {position.staged,
+                    position.inside ? static_cast<int>(position.place - table_origin(params, cells)) : -1};
+  }
+}
+
+__device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                               int pass, int rank, const float* staged, const TableEntry* table,
+                                               Element* output) {
+  constexpr int kAcross = kPass >= 32 ? 32 : kPass > 8 ? 16 : kPass > 4 ? 8 : kPass > 2 ? 4 : kPass;
+  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  output += table_origin(params, cells);
+  constexpr int kAtOnce = kThreads / kAcross;
+  for (int index = rank * kAtOnce + threadIdx.x / kAcross; index < kPositions; index += kAtOnce * kShape.depth_blocks) {
+    const TableEntry entry = table[index];
+    if (entry.place < 0) continue;
+    for (int channel = threadIdx.x % kAcross; channel < channels; channel += kAcross) {
+      const float value = entry.staged < 0 ? bias_of(params, rows, pass * kPass + channel)
+                                           : staged_value(staged, entry.staged + channel * kPitch);
+      output[entry.place + channel] = to_storage(value, Element());
+    }
+  }
+}
+
+template <typename Team>
+__device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                            const Team& tile, int rank, unsigned char* shared_memory) {
+  float* staged = reinterpret_cast<float*>(shared_memory);
+  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
+  Element* output =
+      static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+      (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+  if (kShape.output_channels_last) fill_table(params, rows, cells, table);
+#pragma unroll 1
+  for (int pass = 0; pass < kShape.block_channels / kPass; ++pass) {
+    // Teams that split the depth add up in a fixed order; the bias comes with the first.
+#pragma unroll 1
+    for (int team = 0; team < kShape.depth_teams; ++team) {
+      if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
+      sync_storing();
+    }
+    if (kShape.depth_blocks > 1) wait_for_blocks();
+    if (kShape.output_channels_last) {
+      store_channels(params, rows, cells, pass, rank, staged, table, output);
+    } else {
+      store_rows(params, rows, cells, pass, rank, staged, output);
+    }
+    output += kPass * params.output_strides[1];
+    wait_for_blocks();
+  }
+}
+"""
+FILES["tile_warp.cuh"] = r"""
+// A team of one warp: mma.sync on sm_80 and later, fragments by ldmatrix.
+
+#include "tile_load.cuh"
+
+constexpr int kRowTiles = kShape.row_tiles;
+constexpr int kColumnTiles = kShape.column_tiles;
+constexpr int kSteps = kShape.slabs / 2;  // products of one mma's depth per chunk and distance
+
+// The position of a column's cell in the input patch, at the greatest distance back.
+__device__ __forceinline__ int patch_position(int column) {
+  if (column >= kShape.cells()) return 0;
+  const int w = column % kShape.tile[3];
+  column /= kShape.tile[3];
+  const int h = column % kShape.tile[2];
+  column /= kShape.tile[2];
+  const int d = column % kShape.tile[1];
+  const int n = column / kShape.tile[1];
+  return ((n * kShape.patch(1) + d) * kShape.patch(2) + h) * kShape.patch(3) + w;
+}
+
+// One warp's share of the block: its rows, columns and part of the depth.
+struct TeamTile {
+  float sum[kRowTiles][kColumnTiles][4] = {};
+  unsigned rows_at;  // byte offsets that ldmatrix adds to a stage
+  unsigned columns_at[kColumnTiles / 2];
+  int first_row_tile;
+  int first_column;
+  int depth_team;
+
+  unsigned long long block_backs;
+
+  __device__ __forceinline__ explicit TeamTile(const BlockRows& block) : block_backs(backs_of(block)) {
+    const int lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32;
+    const int row_warp = warp % kShape.row_teams;
+    warp /= kShape.row_teams;
+    const int column_warp = warp % kShape.column_teams;
+    depth_team = warp / kShape.column_teams;
+    first_row_tile = row_warp * kRowTiles;
+    first_column = column_warp * kColumnTiles * 8;
+    rows_at = ((lane / 16) * kShape.weight_slab_pitch() + first_row_tile * 16 + lane % 16) * 16;
+#pragma unroll
+    for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
+      const int column = first_column + pair * 16 + lane / 16 * 8 + lane % 8;
+      columns_at[pair] = (lane / 8 % 2 * kShape.slab_pitch() + patch_position(column)) * 16;
+    }
+  }
+
+  __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if constexpr (kShape.math == TileMath::f16) {
+      ptx::multiply_f16(d, a, b0, b1);
+    } else if constexpr (kShape.math == TileMath::bf16) {
+      ptx::multiply_bf16(d, a, b0, b1);
+    } else {
+      ptx::multiply_tf32(d, a, b0, b1);
+    }
+  }
+
+  __device__ __forceinline__ int row(int tile) const { return (first_row_tile + tile) * 16; }
+
+  // Teams take the products of a chunk in turn, however the chunk is cut into stages.
+  __device__ __forceinline__ int first_item(int first_back) const {
+    return (depth_team + kShape.depth_teams - first_back * kSteps % kShape.depth_teams) % kShape.depth_teams;
+  }
+
+  // Adds the products of one stage: its distances times the channels of the chunk.
+  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
+    constexpr int kDepthTeams = kShape.depth_teams;
+    const int first_back = stage * kShape.stage_backs;
+    const int backs =
+        kShape.stages_per_chunk() == 1 ? kShape.all_backs() : min(kShape.stage_backs, kShape.all_backs() - first_back);
+    const int items = backs * kSteps;
+#pragma unroll kShape.unroll
+    for (int item = first_item(first_back); item < items; item += kDepthTeams) {
+      const int back = item / kSteps;
+      const int step = item % kSteps;
+      if (kShape.skips_backs() && (block_backs >> (first_back + back) & 1) == 0) continue;
+      const unsigned a_at =
+          weight + rows_at + (back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch()) * 16;
+      const unsigned b_at = input + (kBackCells[first_back + back] + step * 2 * kShape.slab_pitch()) * 16;
+      const unsigned rows = kShape.all_taps ? ~0u : kBackRows[first_back + back] >> first_row_tile;
+      if (!kShape.all_taps && (rows & ((1u << kRowTiles) - 1)) == 0) continue;
+      unsigned b[kColumnTiles / 2][4];
+#pragma unroll
+      for (int pair = 0; pair < kColumnTiles / 2; ++pair) ptx::load_matrices(b[pair], b_at + columns_at[pair]);
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if (!kShape.all_taps && (rows >> tile & 1) == 0) continue;
+        unsigned a[4];
+        ptx::load_matrices(a, a_at + tile * 256);
+        if constexpr (kShape.math == TileMath::fp32x3) {
+          multiply_split(tile, a, b);
+        } else {
+#pragma unroll
+          for (int column = 0; column < kColumnTiles; ++column) {
+            multiply(sum[tile][column], a, b[column / 2][column % 2 * 2], b[column / 2][column % 2 * 2 + 1]);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void end_stage() {}
+
+  // fp32 out of TF32: x = big + small, and the product of the two small parts is below fp32's last bit.
+  __device__ __forceinline__ void multiply_split(int tile, const unsigned (&a)[4],
+                                                 const unsigned (&b)[kColumnTiles / 2][4]) {
+    unsigned a_big[4];
+    unsigned a_small[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split(a[i], a_big[i], a_small[i]);
+#pragma unroll
+    for (int column = 0; column < kColumnTiles; ++column) {
+      unsigned b_big[2];
+      unsigned b_small[2];
+      split(b[column / 2][column % 2 * 2], b_big[0], b_small[0]);
+      split(b[column / 2][column % 2 * 2 + 1], b_big[1], b_small[1]);
+      // The tensor cores cut the bits that they shift out; sums of one depth are therefore kept short and added in
+      // fp32.
+      float part[4] = {};
+      ptx::multiply_tf32(part, a_small, b_big[0], b_big[1]);
+      ptx::multiply_tf32(part, a_big, b_small[0], b_small[1]);
+      ptx::multiply_tf32(part, a_big, b_big[0], b_big[1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[tile][column][i] += part[i];
+    }
+  }
+
+  static __device__ __forceinline__ void split(unsigned bits, unsigned& big, unsigned& small) {
+    big = ptx::round_to_tf32(__uint_as_float(bits));
+    small = ptx::round_to_tf32(__uint_as_float(bits) - __uint_as_float(big));
+    if ((big & 0x7f800000u) == 0x7f800000u) {  // infinite, NaN, or rounded up to infinity
+      big = bits;
+      small = 0;
+    }
+  }
+};
+"""
+FILES["tile_weights.cuh"] = r"""
+// Where the weights of a block lie: which tap stands at (row, distance) of a stage.
+
+#include "tile_params.cuh"
+
+// Which rows of the problem a block computes.
+struct BlockRows {
+  int group;
+  int first_channel;     // within the group
+  int first_residue[3];  // per axis
+};
+
+__device__ __forceinline__ BlockRows block_rows(const TileParams& params, int index) {
+  BlockRows rows;
+  rows.first_channel = index % params.channel_blocks * kShape.block_channels;
+  index /= params.channel_blocks;
+#pragma unroll
+  for (int axis = 2; axis >= 0; --axis) {
+    rows.first_residue[axis] = index % params.residue_blocks[axis] * kShape.span[axis];
+    index /= params.residue_blocks[axis];
+  }
+  rows.group = index;
+  return rows;
+}
+
+// The distances at which a block has a tap, a bit each.
+__device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
+  if (!kShape.skips_backs()) return ~0ULL;
+  unsigned long long found = 0;
+#pragma unroll 1
+  for (int index = 0; index < kShape.all_backs(); ++index) {
+    const int backs[3] = {index / (kShape.backs[2] * kShape.backs[1]), index / kShape.backs[2] % kShape.backs[1],
+                          index % kShape.backs[2]};
+    bool everywhere = true;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      bool here = kShape.span[axis] == kShape.stride[axis];
+      for (int i = 0; i < kShape.span[axis] && !here; ++i)
+        here = kShape.has_tap(axis, rows.first_residue[axis] + i, backs[axis]);
+      everywhere = everywhere && here;
+    }
+    if (everywhere) found |= 1ULL << index;
+  }
+  return found;
+}
+
+// Which of a gradient's groups of planes a chunk holds.
+struct PlaneGroup {
+  int at[3];
+};
+__device__ __forceinline__ PlaneGroup plane_group(int index) {
+  return {{index / (kShape.plane_groups(2) * kShape.plane_groups(1)),
+           index / kShape.plane_groups(2) % kShape.plane_groups(1), index % kShape.plane_groups(2)}};
+}
+
+// The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
+__device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
+  const int at[3] = {index / (kShape.axis_backs(2) * kShape.axis_backs(1)),
+                     index / kShape.axis_backs(2) % kShape.axis_backs(1), index % kShape.axis_backs(2)};
+  bool exists = true;
+  int found = 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    int tap = at[axis];
+    if (kShape.plane_groups(axis) > 1) {
+      const int residue = kShape.group_residue(axis, group.at[axis]) + at[axis] / kShape.backs[axis];
+      const int back = at[axis] % kShape.backs[axis];
+      exists = exists && kShape.has_tap(axis, residue, back);
+      tap = (residue + kShape.stride[axis] * back * kShape.back_step[axis]) / kShape.dilation[axis];
+    }
+    found = found * kShape.kernel[axis] + tap;
+  }
+  return exists ? found : -1;
+}
+
+// The way through the stages of weights, chunk after chunk. A block whose phases have no tap in some stage leaves that
+// stage out.
+struct StageWalk {
+  static constexpr int kStages = kShape.stages_per_chunk();
+  static constexpr bool kLeavesOut = kShape.skips_backs() && kStages > 1;
+
+  unsigned long long stages;  // that the block visits, a bit each
+  int total;                  // steps of the whole walk
+  int step = 0;
+  int chunk = 0;
+  int stage = 0;
+
+  __device__ __forceinline__ explicit StageWalk(const BlockRows& rows) : stages(kLeavesOut ? visited(rows) : 1) {
+    total = kShape.block_chunks() * (kLeavesOut ? __popcll(stages) : kStages);
+    if (kLeavesOut) stage = __ffsll(stages) - 1;
+  }
+
+  __device__ __forceinline__ bool ended() const { return step >= total; }
+  __device__ __forceinline__ bool begins_chunk() const {
+    return kStages == 1 || (kLeavesOut ? stage == __ffsll(stages) - 1 : stage == 0);
+  }
+
+  __device__ __forceinline__ void advance() {
+    ++step;
+    const unsigned long long later = kLeavesOut ? stages >> stage >> 1 : stage + 1 < kStages;
+    if (later != 0) {
+      stage += kLeavesOut ? __ffsll(later) : 1;
+    } else {
+      stage = kLeavesOut ? __ffsll(stages) - 1 : 0;
+      ++chunk;
+    }
+  }
+
+ private:
+  // A block without any tap visits one stage, of zeros.
+  static __device__ __forceinline__ unsigned long long visited(const BlockRows& rows) {
+    const unsigned long long backs = backs_of(rows);
+    unsigned long long found = 0;
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      const unsigned long long own = backs >> (stage * kShape.stage_backs);
+      if ((own & ((1ULL << kShape.stage_backs) - 1)) != 0) found |= 1ULL << stage;
+    }
+    return found == 0 ? 1 : found;
+  }
+};
+
+// The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
+__device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
+  const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]),
+                        back_index / kShape.backs[2] % kShape.backs[1], back_index % kShape.backs[2]};
+  bool exists = true;
+  int index = 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    const int residue = rows.first_residue[axis] + kShape.residue_of(axis, slot[axis]);
+    const int reach = residue + kShape.stride[axis] * backs[axis] * kShape.back_step[axis];
+    const int tap = reach / kShape.dilation[axis];
+    exists =
+        exists && residue < kShape.stride[axis] && tap * kShape.dilation[axis] == reach && tap < kShape.kernel[axis];
+    index = index * kShape.kernel[axis] + tap;
+  }
+  return exists ? index : -1;
+}
+"""
+FILES["types.cuh"] = r"""
+// Element types: how they lie in memory and what sums are kept in. The device code includes no header, so conversions
+// are instructions and bit operations.
+
+struct F64 {
+  using Storage = double;
+  using Sum = double;
+  static __device__ __forceinline__ double load(double value) { return value; }
+  static __device__ __forceinline__ double store(double value) { return value; }
+};
+
+struct F32 {
+  using Storage = float;
+  using Sum = float;
+  static __device__ __forceinline__ float load(float value) { return value; }
+  static __device__ __forceinline__ float store(float value) { return value; }
+};
+
+struct F16 {
+  using Storage = unsigned short;
+  using Sum = float;
+  static __device__ __forceinline__ float load(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+  }
+  static __device__ __forceinline__ unsigned short store(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+  }
+};
+
+struct BF16 {
+  using Storage = unsigned short;
+  using Sum = float;
+  static __device__ __forceinline__ float load(unsigned short bits) {
+    return __uint_as_float(static_cast<unsigned>(bits) << 16);
+  }
+  // To nearest, ties to even, in integers: the same on every architecture (cvt.rn.bf16 exists from sm_80 on).
+  static __device__ __forceinline__ unsigned short store(float value) {
+    const unsigned bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<unsigned short>((bits >> 16) | 0x40u);
+    return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  }
+};
+"""
+FILES["general_host.cuh"] = r"""
+// Launches general.cuh for any layer: forward, or (kGradient) the gradient of the input, which reads the tap map the
+// other way: what it reads is the layer's output, what it writes its input.
+inline GeneralAxis general_axis(const Axis& axis, long long read_stride, long long weight_stride) {
+  GeneralAxis out = {};
+  out.input = kGradient ? axis.output : axis.input;
+  out.output = kGradient ? axis.input : axis.output;
+  out.kernel = axis.kernel;
+  out.stride = axis.stride;
+  out.dilation = axis.dilation;
+  out.pad = axis.padding;
+  long long common = axis.stride;
+  for (long long rest = axis.dilation; rest != 0;) {
+    const long long next = common % rest;
+    common = rest;
+    rest = next;
+  }
+  out.common = common;
+  out.tap_step = kGradient ? 1 : axis.stride / common;
+  out.input_step = kGradient ? -axis.dilation : axis.dilation / common;
+  out.inverse = -1;  // the first tap of a residue is searched
+  out.input_jump = out.input_step * read_stride;
+  out.weight_jump = out.tap_step * weight_stride;
+  return out;
+}
+
+// Strides of a dense tensor: batch, channel, depth, height, width.
+inline void dense_strides(GeneralIndex (&strides)[5], long long channels, const GeneralIndex (&sizes)[3]) {
+  strides[4] = 1;
+  for (int i = 2; i >= 1; --i) strides[i + 1] = strides[i + 2] * sizes[i];
+  strides[1] = strides[2] * sizes[0];
+  strides[0] = strides[1] * channels;
+}
+
+inline int run(const void* read, const void* weight, const void* bias, void* written, const Layer& layer,
+               void* stream) {
+  GeneralParams p = {};
+  p.input = read;
+  p.weight = weight;
+  p.bias = bias;
+  p.output = written;
+  GeneralIndex inputs[3], outputs[3], taps[3];
+  for (int i = 0; i < 3; ++i) {
+    inputs[i] = layer.axes[i].input;
+    outputs[i] = layer.axes[i].output;
+    taps[i] = layer.axes[i].kernel;
+  }
+  const long long in_channels = layer.in_channels / layer.groups;
+  const long long out_channels = layer.out_channels / layer.groups;
+  dense_strides(p.weight_strides, out_channels, taps);
+  p.weight_group_stride = in_channels * p.weight_strides[0];
+  dense_strides(kGradient ? p.output_strides : p.input_strides, layer.in_channels, inputs);
+  dense_strides(kGradient ? p.input_strides : p.output_strides, layer.out_channels, outputs);
+  if (kGradient) {
+    const GeneralIndex swapped = p.weight_strides[0];
+    p.weight_strides[0] = p.weight_strides[1];
+    p.weight_strides[1] = swapped;
+  }
+  p.batch = layer.batch;
+  p.groups = layer.groups;
+  p.in_channels = kGradient ? out_channels : in_channels;
+  p.out_channels = kGradient ? in_channels : out_channels;
+  p.bundles = ceil_div(p.out_channels, kBundle);
+  p.work = p.batch * p.groups * p.bundles;
+  for (int i = 0; i < 3; ++i) {
+    p.axes[i] = general_axis(layer.axes[i], p.input_strides[2 + i], p.weight_strides[2 + i]);
+    p.work *= p.axes[i].output;
+  }
+  constexpr long long kThreads = 256;
+  if (ceil_div(p.work, kThreads) > 0x7fffffff) return 1;  // cudaErrorInvalidValue: more blocks than a grid has
+  return launch(tconv_general, dim3(static_cast<unsigned>(ceil_div(p.work, kThreads))), kThreads, 0, false, stream, p);
+}
+"""
+FILES["general_weight_host.cuh"] = r"""
+// Launches general_weight.cuh for any layer. The pixels are summed in parts, which a second kernel adds up in order.
+inline GeneralWeightParams weight_params(const Layer& layer) {
+  GeneralWeightParams p = {};
+  p.groups = layer.groups;
+  p.in_channels = layer.in_channels / layer.groups;
+  p.out_channels = layer.out_channels / layer.groups;
+  p.in_bundles = ceil_div(p.in_channels, kWeightBundle);
+  p.out_bundles = ceil_div(p.out_channels, kWeightBundle);
+  p.taps = 1;
+  p.pixels = layer.batch;
+  p.input_strides[4] = p.weight_strides[4] = p.output_strides[4] = 1;
+  for (int i = 2; i >= 0; --i) {
+    const Axis& axis = layer.axes[i];
+    p.axes[i] = {axis.input, axis.output, axis.kernel, axis.stride, axis.dilation, axis.padding};
+    p.taps *= axis.kernel;
+    p.pixels *= axis.input;
+    p.input_strides[1 + i] = p.input_strides[2 + i] * axis.input;
+    p.output_strides[1 + i] = p.output_strides[2 + i] * axis.output;
+    p.weight_strides[1 + i] = p.weight_strides[2 + i] * axis.kernel;
+  }
+  p.input_strides[0] = p.input_strides[1] * layer.in_channels;
+  p.output_strides[0] = p.output_strides[1] * layer.out_channels;
+  p.weight_strides[0] = p.weight_strides[1] * p.out_channels;
+  p.weights = layer.in_channels * p.out_channels * p.taps;
+  // Parts enough to fill a large GPU, none shorter than 256 pixels, and at most 64 MiB of sums.
+  const long long warps = p.groups * p.in_bundles * p.out_bundles * p.taps;
+  const long long limits[] = {ceil_div(64 * 132, warps), p.pixels / 256,
+                              (64LL << 20) / static_cast<long long>(sizeof(Sum)) / p.weights};
+  p.parts = limits[0];
+  for (const long long limit : limits) p.parts = limit < p.parts ? limit : p.parts;
+  if (p.parts < 1) p.parts = 1;
+  p.work = warps * p.parts;
+  return p;
+}
+
+inline long long sums_bytes(const Layer& layer) {
+  const GeneralWeightParams p = weight_params(layer);
+  return p.parts == 1 ? 0 : p.parts * p.weights * static_cast<long long>(sizeof(Sum));
+}
+
+inline int run(const Tensors& tensors, const Layer& layer, void* stream) {
+  GeneralWeightParams p = weight_params(layer);
+  p.input = tensors.input;
+  p.output = tensors.output;
+  p.weight = tensors.weight;
+  p.sums = tensors.workspace;
+  const dim3 blocks(static_cast<unsigned>(ceil_div(p.work, kWeightWarps)));
+  const int error = launch(tconv_general_weight, blocks, 32 * kWeightWarps, 0, false, stream, p);
+  if (error != 0 || p.parts == 1) return error;
+  return launch(tconv_general_weight_finish, dim3(static_cast<unsigned>(ceil_div(p.weights, 256))), 256, 0, false,
+                stream, p);
+}
+"""
+FILES["grad_bias_host.cuh"] = r"""
+// Launches grad_bias.cuh: sums the `rows` rows of `columns` neighbours that each channel has, in parts.
+inline int run(const void* input, void* output, long long channels, long long channel_stride, long long rows,
+               long long row_stride, long long columns, long long parts, void* stream) {
+  GradBiasParams p = {};
+  p.input = input;
+  p.output = output;
+  p.channels = channels;
+  p.channel_stride = channel_stride;
+  p.sizes[0] = rows;
+  p.strides[0] = row_stride;
+  p.sizes[3] = columns;
+  p.strides[3] = 1;
+  p.elements = rows * columns;
+  p.parts = parts;
+  return launch(tconv_grad_bias, dim3(static_cast<unsigned>(channels * parts)), kBiasThreads, 0, false, stream, p);
+}
+"""
+FILES["interface.h"] = r"""
+// What the two compiled parts of this file agree on. All tensors are dense; ranks 1 and 2 have axes of size one in
+// front.
+struct Axis {
+  long long input;
+  long long kernel;
+  long long stride;
+  long long dilation;
+  long long padding;
+  long long output;
+};
+
+struct Layer {
+  long long batch;
+  long long in_channels;
+  long long out_channels;
+  long long groups;
+  Axis axes[3];  // depth, height, width
+};
+
+// Which of the tensors a call writes; it reads the others.
+enum Direction { kForward, kGradInput, kGradWeight, kGradBias };
+
+struct Tensors {
+  void* input;
+  void* weight;
+  void* bias;  // null: none
+  void* output;
+  void* workspace;
+};
+
+// Zero, or the error of the CUDA runtime.
+int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream);
+long long workspace_bytes(int direction, const Layer& layer);
+const char* error_text(int error);
+"""
+FILES["launch.cuh"] = r"""
+#include <cuda_runtime.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace {
+
+constexpr long long ceil_div(long long a, long long b) { return (a + b - 1) / b; }
+
+void* at(void* tensor, long long bytes) { return static_cast<char*>(tensor) + bytes; }
+
+// Lets a kernel use more shared memory than every GPU has: asked for once for each device.
+int allow_shared_bytes(const void* kernel, int bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, int> allowed;
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device)) return static_cast<int>(error);
+  const std::lock_guard<std::mutex> lock(mutex);
+  int& known = allowed[std::make_pair(device, kernel)];
+  if (known >= bytes) return 0;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) known = bytes;
+  return static_cast<int>(error);
+}
+
+// Launches a kernel. With `overlaps` it may start while the one before it still runs, and waits itself for what that
+// one writes; older toolkits don't have that, and it starts afterwards.
+template <typename... Params, typename... Given>
+int launch(void (*kernel)(Params...), dim3 grid, unsigned block, size_t shared_bytes, bool overlaps, void* stream,
+           const Given&... given) {
+  if (grid.x == 0) return 0;
+  if (shared_bytes > 48 * 1024) {
+    const int error = allow_shared_bytes(reinterpret_cast<const void*>(kernel), static_cast<int>(shared_bytes));
+    if (error != 0) return error;
+  }
+  const cudaStream_t on = static_cast<cudaStream_t>(stream);
+#if CUDART_VERSION >= 12000
+  if (overlaps) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = on;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return static_cast<int>(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(given)...));
+  }
+#endif
+  kernel<<<grid, block, shared_bytes, on>>>(static_cast<Params>(given)...);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace
+
+const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+"""

@@ -1,0 +1,223 @@
+"""KernelBench's own evaluation, its correctness trials and its timing, run on exported files."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import inspect
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import types
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tconv import exporter
+from tconv.export_model import ExportError
+from tconv.terminal import make_progress
+
+NAMES = {1: r"(\d+)_conv_transposed_\w+\.py", 2: r"(\d+)_ConvTranspose\w+\.py"}
+
+# Compiles what an evaluation will ask for first, so that many compilers run at a time.
+_COMPILE = """
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location("exported", sys.argv[1])
+exported = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(exported)
+gpu = exported.choose_gpu(torch.cuda.get_device_capability(), exported.toolkit_version())
+precision = "tf32" if exported.tf32_allowed() else "strict"
+for layer in exported.LAYERS:
+    exported.compile_set(layer["sets"][gpu, precision], gpu)
+"""
+
+
+@dataclass
+class Verdict:
+    """What KernelBench says of one exported file; times in milliseconds."""
+
+    number: int
+    name: str
+    compiled: bool = False
+    correct: bool = False
+    milliseconds: float | None = None
+    pytorch_milliseconds: float | None = None
+    said: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        if not self.milliseconds or not self.pytorch_milliseconds:
+            return None
+        return self.pytorch_milliseconds / self.milliseconds
+
+
+class _Record:
+    """What KernelBench needs of pydantic.BaseModel: a record with defaults."""
+
+    def __init__(self, **values: Any) -> None:
+        for kind in reversed(type(self).__mro__):
+            for name in inspect.get_annotations(kind):
+                setattr(self, name, values.get(name, copy.copy(getattr(kind, name, None))))
+
+
+def _stand_ins() -> dict[str, dict[str, Any]]:
+    """What is imported by KernelBench's package and has no part in verdicts and timing: clients of language models,
+    progress bars, settings, and the class of its result record."""
+    return {
+        "dotenv": {"load_dotenv": lambda *_, **__: False},
+        "litellm": {"completion": None},
+        "openai": {"OpenAI": None},
+        "pydantic": {"BaseModel": _Record},
+        "requests": {},
+        "tqdm": {"tqdm": lambda items, **_: items},
+    }
+
+
+def import_evaluation(checkout: Path) -> types.ModuleType:
+    """`kernelbench.eval` of a checkout, unchanged. Packages that it imports without need may be missing."""
+    source = checkout / "src"
+    if not (source / "kernelbench" / "eval.py").is_file():
+        raise ExportError(f"{checkout} must be a checkout of KernelBench, but has no src/kernelbench/eval.py")
+    for name, attributes in _stand_ins().items():
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            module = types.ModuleType(name)
+            module.__dict__.update(attributes)
+            sys.modules[name] = module
+    sys.path.insert(0, str(source))
+    try:
+        return importlib.import_module("kernelbench.eval")
+    except ImportError as error:
+        raise ExportError(f"KernelBench's evaluation could not be imported: {error}") from error
+    finally:
+        sys.path.remove(str(source))
+
+
+def find_problems(checkout: Path, level: int, numbers: list[int]) -> dict[int, Path]:
+    """The transposed-convolution problems of a level, by number."""
+    folder = checkout / "KernelBench" / f"level{level}"
+    found = {}
+    for path in sorted(folder.glob("*.py")):
+        if match := re.fullmatch(NAMES[level], path.name):
+            found[int(match[1])] = path
+    if not found:
+        raise ExportError(f"{folder} has no transposed-convolution problem")
+    missing = [number for number in numbers if number not in found]
+    if missing:
+        raise ExportError(f"level {level} has the problems {sorted(found)}, got {missing}")
+    return {number: found[number] for number in sorted(numbers or found)}
+
+
+def _compile_ahead(paths: list[Path]) -> None:
+    """Compiles every file; what fails will fail again, and be reported, in its evaluation."""
+    workers = max(1, (os.cpu_count() or 2) // 2)
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda path: subprocess.run([sys.executable, "-c", _COMPILE, path], capture_output=True), paths))
+
+
+def _verdict(
+    evaluation: types.ModuleType, number: int, original: Path, exported: Path, trials: dict[str, Any]
+) -> Verdict:
+    verdict = Verdict(number, original.stem)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            result = evaluation.eval_kernel_against_ref(
+                original.read_text(),
+                exported.read_text(),
+                device=torch.device("cuda", torch.cuda.current_device()),
+                **trials,
+            )
+    except Exception as error:
+        verdict.said = f"{type(error).__name__}: {error}"
+        return verdict
+    if result is None:
+        verdict.said = said.getvalue().strip()
+        return verdict
+    verdict.compiled, verdict.correct = result.compiled, result.correctness
+    verdict.milliseconds = result.runtime if result.runtime > 0 else None
+    verdict.pytorch_milliseconds = result.ref_runtime if result.ref_runtime > 0 else None
+    verdict.said = "; ".join(
+        f"{key}: {value}" for key, value in result.metadata.items() if key not in ("hardware", "device")
+    )
+    return verdict
+
+
+def _row(verdict: Verdict) -> str:
+    number = f"{verdict.number:>4}  {verdict.name.split('_', 1)[1][:58]:58}"
+    judged = "correct" if verdict.correct else "WRONG" if verdict.compiled else "FAILED"
+    if verdict.speedup is None:
+        return f"{number}  {judged}"
+    times = f"{verdict.pytorch_milliseconds:>9.3f} {verdict.milliseconds:>9.3f}"
+    return f"{number}  {judged:8} {times} {verdict.speedup:>7.2f}x"
+
+
+def evaluate(
+    checkout: str | Path,
+    *,
+    level: int = 1,
+    numbers: list[int] | None = None,
+    correct_trials: int = 5,
+    perf_trials: int | None = 100,
+    json_path: str | None = None,
+) -> int:
+    """Exports every problem, has KernelBench judge it, and prints its verdicts; 0 if all are correct.
+
+    Without a number of `perf_trials` nothing is timed.
+    """
+    root = Path(checkout).expanduser()
+    problems = find_problems(root, level, numbers or [])
+    evaluation = import_evaluation(root)
+    if not torch.cuda.is_available():
+        raise ExportError("KernelBench's evaluation needs an NVIDIA GPU, and PyTorch finds none")
+    trials: dict[str, Any] = {"num_correct_trials": correct_trials, "measure_performance": perf_trials is not None}
+    if perf_trials is not None:
+        trials["num_perf_trials"] = perf_trials
+    verdicts = []
+    with tempfile.TemporaryDirectory() as folder, make_progress(len(problems), sys.stderr) as progress:
+        exported = {}
+        for number, path in problems.items():
+            exported[number] = Path(folder) / path.name
+            exported[number].write_text(exporter.text_of_file(path))
+        progress.start("compiling")
+        _compile_ahead(list(exported.values()))
+        for number, path in problems.items():
+            progress.start(path.stem)
+            verdicts.append(_verdict(evaluation, number, path, exported[number], trials))
+            progress.finish(_row(verdicts[-1]))
+    _report(verdicts, level, trials, json_path)
+    return 0 if all(verdict.correct for verdict in verdicts) else 1
+
+
+def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any], json_path: str | None) -> None:
+    lines = [f"{'':>4}  {'KernelBench level ' + str(level):58}  {'verdict':8} {'PyTorch':>9} {'exported':>9} speed-up"]
+    lines += [_row(verdict) for verdict in verdicts]
+    lines += [f"      {v.number}: {v.said}" for v in verdicts if not v.correct]
+    correct = sum(verdict.correct for verdict in verdicts)
+    faster = sum((verdict.speedup or 0) > 1 for verdict in verdicts)
+    timed = f", {faster} faster than PyTorch (times in ms)" if trials["measure_performance"] else ""
+    lines.append(f"{correct} of {len(verdicts)} correct{timed}")
+    text = json.dumps(
+        {
+            "level": level,
+            **trials,
+            "device": torch.cuda.get_device_name(),
+            "pytorch": torch.__version__,
+            "verdicts": [{**asdict(verdict), "speedup": verdict.speedup} for verdict in verdicts],
+        },
+        indent=1,
+    )
+    if json_path == "-":
+        print(text)
+        return
+    print("\n".join(lines))
+    if json_path is not None:
+        Path(json_path).write_text(text + "\n")
