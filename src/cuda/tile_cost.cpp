@@ -209,8 +209,9 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   const double preference = whole_rows ? 0.98 : gaps > 1 ? 1.03 : 1.0;
-  // The constants were fitted to the forward direction; short gradients take longer than they say, long ones less.
-  const double taken = shape.gradient ? 0.85 * seconds + 6e-6 : seconds;
+  // The constants were fitted to the forward direction. Short gradients take longer than they say, and so do those that
+  // read several planes.
+  const double taken = shape.gradient ? (shape.all_planes() == 1 ? 0.85 : 1.1) * seconds + 6e-6 : seconds;
   return taken * preference * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }
 
@@ -263,7 +264,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
   const double packing = 6.5e-6 + 2 * packed_bytes / 1.48e12;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
-  const double preference = whole_rows ? 0.98 : 1.0;
+  // How both kinds of blocks compare where both were measured.
+  const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
+  const double preference = (whole_rows ? 0.98 : 1.0) * (strided || shape.all_backs() == 1 ? 0.88 : 1.02);
   return (std::max(cycles / clock, 1.29 * bytes / device.bandwidth) + 3e-6 + packing) * preference;
 }
 

@@ -533,6 +533,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
     for (const int channels : channel_counts) {
       const std::int64_t used = static_cast<std::int64_t>(shape.all_slots()) * channels;
       if (used > 256 || (used < 64 && channels < base.out_channels)) continue;
+      if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
       shape.block_channels = channels;
       for (const auto& [tiles, teams] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {2, 3}, {1, 4}}) {
         shape.column_tiles = 8 * tiles;
@@ -622,11 +623,12 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
   std::vector<TileCandidate> candidates = sorted_candidates(problem, device, options);
   const auto streams = [](const TileCandidate& candidate) { return candidate.shape.streams; };
   if (std::none_of(candidates.begin(), candidates.end(), streams)) return candidates;
-  // Kinds of kernels may differ in the order of their sums. Which kind comes first is decided for a batch that fills
-  // the chip, whatever the problem's own is.
-  Problem filled = problem;
+  // Kinds of kernels may differ in the order of their sums. Which kind comes first is decided for a batch of its own,
+  // whatever the problem's is: the least that fills the chip, and for large samples one that keeps it busy.
   const double blocks = blocks_of_sample(problem) * candidates.front().shape.depth_blocks;
-  filled.batch = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(132 / blocks)));
+  const double wanted = blocks < 132 ? 132 : 16 * 132;
+  Problem filled = problem;
+  filled.batch = static_cast<std::int64_t>(std::ceil(wanted / blocks));
   bool prefers_streams = candidates.front().shape.streams;
   if (filled.batch != problem.batch) {
     const std::vector<TileCandidate> others = sorted_candidates(filled, device, options);
