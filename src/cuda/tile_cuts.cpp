@@ -1,0 +1,154 @@
+#include "cuda/tile_cuts.h"
+
+#include <algorithm>
+#include <set>
+
+#include "cuda/tile_cost.h"
+#include "tconv/phases.h"
+
+namespace tconv::cuda {
+
+std::vector<int> residues_with_taps(const Axis& axis) {
+  std::set<int> residues;
+  for (std::int64_t k = 0; k < axis.kernel && static_cast<std::int64_t>(residues.size()) < axis.stride; ++k) {
+    residues.insert(static_cast<int>(site_of(axis, k).residue));
+  }
+  return {residues.begin(), residues.end()};
+}
+
+bool set_span(TileShape& shape, const Axis& axis, int a, int span) {
+  shape.span[a] = span;
+  shape.slots[a] = span;
+  if (span < shape.output_step(a) || shape.gradient) return true;
+  const std::vector<int> residues = residues_with_taps(axis);
+  if (static_cast<std::int64_t>(residues.size()) == axis.stride) return true;
+  if (span > 15) return false;
+  shape.slots[a] = static_cast<int>(residues.size());
+  shape.slot_nibbles[a] = ~0ULL;
+  shape.residue_nibbles[a] = 0;
+  for (std::size_t slot = 0; slot < residues.size(); ++slot) {
+    shape.slot_nibbles[a] &= ~(15ULL << (4 * residues[slot]));
+    shape.slot_nibbles[a] |= static_cast<unsigned long long>(slot) << (4 * residues[slot]);
+    shape.residue_nibbles[a] |= static_cast<unsigned long long>(residues[slot]) << (4 * slot);
+  }
+  return true;
+}
+
+bool every_phase_has_every_tap(const TileShape& shape) {
+  if (shape.gradient) return true;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: see skips_backs
+    for (int slot = 0; slot < shape.slots[a]; ++slot) {
+      for (int back = 0; back < shape.backs[a]; ++back) {
+        if (!shape.has_tap(a, shape.residue_of(a, slot), back)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+namespace {
+
+// Lengths into which `whole` may be cut, none above `most`: even cuts and round numbers.
+std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
+  most = std::max<std::int64_t>(std::min(whole, most), 1);
+  std::vector<int> lengths;
+  std::int64_t pieces = ceil_div(whole, most);
+  for (int i = 0; i < 4; ++i, ++pieces)
+    lengths.push_back(static_cast<int>(std::max<std::int64_t>(ceil_div(whole, pieces), 1)));
+  for (int power = 8; power <= most; power *= 2) lengths.push_back(power);
+  std::sort(lengths.begin(), lengths.end());
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  return lengths;
+}
+
+}  // namespace
+
+std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
+  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(problem, 0),
+                                            tile_cells(problem, 1), tile_cells(problem, 2)};
+  const auto fits = [&](int n, int d, int h, int w) {
+    const CellTile tile = {n, d, h, w};
+    std::copy(tile.begin(), tile.end(), std::begin(shape.tile));
+    return shape.needed_columns() <= columns;
+  };
+  // How often the next outer length fits, given the inner ones.
+  const auto most = [&](auto&& fits_length) {
+    std::int64_t length = 1;
+    while (length < columns && fits_length(static_cast<int>(length + 1))) ++length;
+    return length;
+  };
+  std::vector<CellTile> tiles;
+  for (const int w : cut_lengths(size[3], columns)) {
+    if (w < std::min<std::int64_t>(size[3], 16)) continue;  // rows of memory in useful lengths
+    for (const int h : cut_lengths(size[2], most([&](int length) { return fits(1, 1, length, w); }))) {
+      for (const int d : cut_lengths(size[1], most([&](int length) { return fits(1, length, h, w); }))) {
+        if (!fits(1, d, h, w)) continue;
+        int n = 1;  // several samples only when each is whole
+        if (d == size[1] && h == size[2] && w == size[3]) {
+          n = static_cast<int>(std::min(size[0], most([&](int length) { return fits(length, d, h, w); })));
+        }
+        tiles.push_back({n, d, h, w});
+      }
+    }
+  }
+  return tiles;
+}
+
+bool offsets_fit(const TileShape& shape, const Problem& problem) {
+  const auto span = [](const Strides& strides, const std::array<std::int64_t, 5>& extent) {
+    double reach = 0;
+    for (std::size_t i = 0; i < extent.size(); ++i)
+      reach += static_cast<double>(strides[i]) * static_cast<double>(extent[i]);
+    return reach;
+  };
+  std::array<std::int64_t, 5> patch = {shape.tile[0] - 1, shape.chunk_channels() - 1, 0, 0, 0};
+  const std::array<std::int64_t, 5> taps = {shape.chunk_channels() - 1, shape.out_channels - 1, shape.kernel[0] - 1,
+                                            shape.kernel[1] - 1, shape.kernel[2] - 1};
+  std::array<std::int64_t, 5> outputs = {shape.tile[0] - 1, 0, 0, 0, 0};
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    outputs[2 + a] = static_cast<std::int64_t>(shape.tile[1 + a] + 1) * shape.output_step(a);
+    // A gradient counts from the patch's own first element.
+    patch[2 + a] =
+        shape.gradient ? static_cast<std::int64_t>(shape.patch(1 + a)) * shape.stride[a] : problem.axes[a].input - 1;
+  }
+  return span(tile_input_strides(problem), patch) * shape.element_bytes < static_cast<double>(kIntMax) &&
+         (!shape.output_channels_last || span(tile_output_strides(problem), outputs) < static_cast<double>(kIntMax)) &&
+         (shape.packed || span(problem.weight_strides, taps) * shape.element_bytes < static_cast<double>(kIntMax));
+}
+
+bool may_pack(const TileShape& shape, const Problem& problem) {
+  if (problem.groups > 65535 || shape.out_channels / shape.block_channels > 60000) return false;
+  const double weights = static_cast<double>(element_count(problem.weight_sizes())) * shape.element_bytes;
+  const double packed =
+      static_cast<double>(shape.packed_bytes()) * static_cast<double>(tile_block_rows(shape, problem));
+  return packed < 8 * weights + (64 << 20);
+}
+
+std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
+  if (base.gradient) return {{1, 1, 1}};
+  std::vector<std::array<int, 3>> spans = {
+      {base.stride[0], base.stride[1], base.stride[2]}, {1, base.stride[1], base.stride[2]}, {1, 1, base.stride[2]}};
+  for (const int width : {4, 8, 16, 32}) {
+    if (width < base.stride[2]) spans.push_back({1, 1, width});
+  }
+  // Phases with different numbers of taps share a row tile at the price of products by zero; alone, each has its own.
+  const bool uneven = base.kernel[2] % base.stride[2] != 0 && base.out_channels >= 64;
+  if (uneven && base.stride[2] <= 4) spans.push_back({1, 1, 1});
+  std::sort(spans.begin(), spans.end());
+  spans.erase(std::unique(spans.begin(), spans.end()), spans.end());
+  return spans;
+}
+
+std::vector<int> channel_choices(const TileShape& base) {
+  std::vector<int> choices = {base.out_channels};
+  for (const int channels : {1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128}) {
+    if (channels < base.out_channels || (channels >= 16 && channels < base.out_channels + 16))
+      choices.push_back(channels);
+  }
+  std::sort(choices.begin(), choices.end());
+  choices.erase(std::unique(choices.begin(), choices.end()), choices.end());
+  return choices;
+}
+
+}  // namespace tconv::cuda

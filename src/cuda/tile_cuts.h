@@ -1,0 +1,45 @@
+// Pieces of the tile family's planner: into which rows and cells a problem may be cut, and what fits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "cuda/tile.h"
+
+namespace tconv::cuda {
+
+constexpr std::int64_t kIntMax = std::numeric_limits<int>::max();
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+
+std::vector<int> residues_with_taps(const Axis& axis);
+
+// Gives a block the residues [0, span) of an axis (and of every later block the next span).
+bool set_span(TileShape& shape, const Axis& axis, int a, int span);
+
+// Whether each phase of a block has a tap at each distance, so that no product can be left out.
+bool every_phase_has_every_tap(const TileShape& shape);
+
+// Boxes of cells that fill at most `columns` columns of the shape's teams: samples, depth, height, width.
+using CellTile = std::array<int, 4>;
+std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns);
+
+// Inside a block, offsets from the sample's and the chunk's first element are 32-bit.
+bool offsets_fit(const TileShape& shape, const Problem& problem);
+
+// Whether a packed copy of the weights may be made: a grid of the pack kernel has limits, and blocks of a few phases
+// out of many would multiply the copy's size.
+bool may_pack(const TileShape& shape, const Problem& problem);
+
+// Which phases a block computes together: all, or fewer of the outer axes, or a run of the width's.
+std::vector<std::array<int, 3>> span_choices(const TileShape& base);
+std::vector<int> channel_choices(const TileShape& base);
+
+// Cuts for blocks whose warps have roles (kernels/tile_stream.cuh), where the device and the tensors allow them.
+void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
+                 std::vector<TileCandidate>& candidates);
+
+}  // namespace tconv::cuda

@@ -1,0 +1,129 @@
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "cuda/tile_cost.h"
+#include "cuda/tile_cuts.h"
+
+namespace tconv::cuda {
+namespace {
+
+// The largest copies that the rows of the input allow: whole ones, all inside or all outside. 0: none.
+int granule_of(const Problem& problem, const TileShape& shape, bool aligned) {
+  const Strides& strides = tile_input_strides(problem);
+  if (shape.input_channels_last) return shape.wide_input ? shape.vector() : 0;
+  if (strides[4] != 1) return 0;
+  const Axis& width = problem.axes[2];
+  const std::int64_t length = shape.gradient ? width.output() : width.input;
+  for (int granule = aligned ? shape.vector() : 1; granule * shape.element_bytes >= 4; granule /= 2) {
+    bool fits = length % granule == 0;
+    for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % granule == 0;
+    if (fits) return granule;
+  }
+  return 0;
+}
+
+// How far the copies of a row begin before the box, where that is the same for all blocks.
+int lead_of(const Problem& problem, const TileShape& shape) {
+  if (shape.input_channels_last) return 0;
+  const Axis& width = problem.axes[2];
+  const std::int64_t step = shape.tile[3] * shape.input_step(2);
+  if (step % shape.granule != 0 && shape.tile[3] < tile_cells(problem, 2)) return -1;
+  const std::int64_t first = shape.gradient ? -width.pad_begin : width.pad_begin / width.stride - shape.halo(2);
+  return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
+}
+
+constexpr int kMostCopyPlaces = 12;  // of a thread, in registers
+
+// Fits rings and residency around rows and cells; false when it cannot be built.
+bool complete_stream(TileShape& shape, const DeviceProperties& device) {
+  const int used = shape.all_slots() * shape.block_channels;
+  shape.all_taps = every_phase_has_every_tap(shape);
+  const bool apart = !shape.all_taps && shape.block_channels % 8 == 0 && shape.block_channels >= 16;
+  shape.all_taps = !apart;  // or multiplied by stored zeros
+  shape.row_unit = apart ? shape.block_channels : static_cast<int>(round_up(used, 8));
+  shape.row_tiles = apart ? shape.all_slots() : 1;
+  shape.row_teams = 1;
+  const int sums = shape.rows() / 2 * shape.column_tiles / 8;
+  const int needed = sums + 8 * (shape.column_tiles / 8) + 28;
+  for (const int blocks : {3, 2, 1}) {
+    const int at_start = 65536 / (shape.threads() * blocks) / 8 * 8;
+    const int loading = at_start < 128 ? 48 : 56;
+    const int left = (at_start * shape.threads() - loading * kStreamThreads) / shape.multiplying_threads() / 8 * 8;
+    if (std::min(left, 240) < needed || shape.row_unit / 2 + 30 > at_start) continue;
+    shape.blocks_per_multiprocessor = blocks;
+    const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
+                              static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
+    const int per_back = shape.slabs * shape.rows() * 16;
+    const int most = (blocks == 1 ? 32 : 16) * 1024;
+    shape.stage_backs = std::clamp(most / per_back, 1, shape.all_backs());
+    shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), shape.stage_backs)));
+    shape.input_ring = std::min(2, shape.block_chunks());
+    shape.weight_ring = 2;
+    if (shape.shared_bytes() > room) continue;
+    for (bool grew = true; grew;) {
+      grew = false;
+      for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
+        const int limit = ring == &shape.input_ring ? std::min(4, shape.block_chunks()) : 4;
+        if (*ring >= limit) continue;
+        ++*ring;
+        grew = shape.shared_bytes() <= room || grew;
+        if (shape.shared_bytes() > room) --*ring;
+      }
+    }
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
+                 std::vector<TileCandidate>& candidates) {
+  if (device.arch != 90 || !device.has_wgmma || base.math == TileMath::fp32x3) return;
+  base.granule = granule_of(problem, base, aligned);
+  if (base.granule == 0) return;
+  base.streams = base.warpgroup = base.packed = true;
+  if (base.splits_rows()) base.granule = 1;
+  base.wide_input = base.input_channels_last || base.granule > 1;
+  for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
+  base.depth_teams = 1;
+  std::map<int, std::vector<CellTile>> tiles_of;
+  for (const auto& span : span_choices(base)) {
+    TileShape shape = base;
+    bool fits = true;
+    for (int a = 0; a < kSpatialAxes; ++a) fits = fits && set_span(shape, problem.axes[a], a, span[a]);
+    if (!fits || shape.skips_backs()) continue;
+    std::vector<int> channel_counts = channel_choices(base);
+    for (const int channels : {192, 256}) {
+      if (channels < base.out_channels + 32) channel_counts.push_back(channels);
+    }
+    for (const int channels : channel_counts) {
+      const std::int64_t used = static_cast<std::int64_t>(shape.all_slots()) * channels;
+      if (used > 256 || (used < 64 && channels < base.out_channels)) continue;
+      if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
+      shape.block_channels = channels;
+      for (const auto& [tiles, teams] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {2, 3}, {1, 4}}) {
+        shape.column_tiles = 8 * tiles;
+        shape.column_teams = teams;
+        auto [found, is_new] = tiles_of.try_emplace(shape.columns());
+        if (is_new) found->second = cell_tiles(problem, shape, shape.columns());
+        for (const CellTile& cells : found->second) {
+          std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
+          if (shape.cells() * 2 <= shape.columns() && shape.columns() > 64) continue;
+          shape.lead = lead_of(problem, shape);
+          if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
+          if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;
+          TileCandidate candidate;
+          candidate.shape = shape;
+          candidate.blocks = tile_blocks(shape, problem);
+          if (candidate.blocks > kIntMax / 8) continue;
+          candidate.expected_seconds = stream_seconds(shape, problem, device);
+          candidates.push_back(candidate);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tconv::cuda
