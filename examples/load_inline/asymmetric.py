@@ -26,8 +26,8 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
         (2 per multiprocessor), 30 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
         (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
-        blocks (2 per multiprocessor), 52 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (24 channels by 1x1x3x40 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x2x1
+        of 24x64, 256 blocks (2 per multiprocessor), 108 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 2x1x4 of 16x64, 512
         blocks (1 per multiprocessor), 37 KiB shared, weights in place) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
@@ -712,20 +712,28 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 92160; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
-// blocks (2 per multiprocessor), 52 KiB shared, weights packed
+// grad_input, tile: 24 channels by 1x1x3x40 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x2x1 of
+// 24x64, 256 blocks (2 per multiprocessor), 108 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 2, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false,
+    1, 1}, {1, 1, 3, 40}, 24, true, true, 24, 4, 2, 2, 3, 1, 8, 1, 2, 1, 1, 2, 15, 0, true, 2, true, false, true,
     false};
-__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
-__device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
-__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
-__constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
+__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136,
+    2148, 2160, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136, 2148, 2160, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+__device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
@@ -737,14 +745,22 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 2, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false,
+    1, 1}, {1, 1, 3, 40}, 24, true, true, 24, 4, 2, 2, 3, 1, 8, 1, 2, 1, 1, 2, 15, 0, true, 2, true, false, true,
     false};
-__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
-__device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
-__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
-__constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
+__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136,
+    2148, 2160, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136, 2148, 2160, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-#include "tile.cuh"
+__device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
@@ -767,7 +783,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 2},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -792,12 +808,12 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 2},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 64), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 53760,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 32), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 384, 110928,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -867,6 +883,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 49, 1},  // tiles
+        {948352, 496, 496, 264},  // row_advance
+        {88320, 0, 80, 88},  // column_advance
         44,  // parts
     };
     const dim3 grid(132, 1, 1);
@@ -892,6 +910,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 49, 1},  // tiles
+        {948352, 496, 496, 264},  // row_advance
+        {88320, 0, 80, 88},  // column_advance
         44,  // parts
     };
     const dim3 grid(90, 1, 1);
@@ -1096,6 +1116,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 25, 3},  // tiles
+        {948184, 328, 824, 84},  // row_advance
+        {88264, -56, 104, 28},  // column_advance
         44,  // parts
     };
     const dim3 grid(132, 1, 1);
@@ -1121,6 +1143,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 25, 3},  // tiles
+        {948184, 328, 824, 84},  // row_advance
+        {88264, -56, 104, 28},  // column_advance
         44,  // parts
     };
     const dim3 grid(90, 1, 1);
@@ -1368,6 +1392,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 12, 5},  // tiles
+        {88576, 256, 256, 16},  // row_advance
+        {950144, 2288, 1792, 48},  // column_advance
         72,  // parts
     };
     const dim3 grid(216, 1, 1);
@@ -1393,6 +1419,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 12, 5},  // tiles
+        {88576, 256, 256, 16},  // row_advance
+        {950144, 2288, 1792, 48},  // column_advance
         72,  // parts
     };
     const dim3 grid(90, 1, 1);
@@ -1640,6 +1668,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 25, 3},  // tiles
+        {948184, 328, 824, 84},  // row_advance
+        {88264, -56, 104, 28},  // column_advance
         24,  // parts
     };
     const dim3 grid(216, 1, 1);
@@ -1665,6 +1695,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 25, 3},  // tiles
+        {948184, 328, 824, 84},  // row_advance
+        {88264, -56, 104, 28},  // column_advance
         24,  // parts
     };
     const dim3 grid(45, 1, 1);
@@ -3015,16 +3047,17 @@ struct Ring {
 
 // Copies are under way while the stage before them is arranged.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
-                                            Ring ring, const LineLoader& loader) {
+                                            Ring ring, int warp) {
   constexpr int kAhead = kShape.raw_stages - 1;
   StageOrigin origin(params, stages.begin);
+  LineLoader loader(params, block, origin, warp, ring.stages + kShape.raw_cell() * 16);
   int copied = stages.begin;
   int raw_in = 0;
   int raw_out = 0;
   const auto copy_next = [&] {
     if (copied < stages.end) loader.copy(params, block, origin, raw_in);
     ptx::commit_copies();
-    origin.advance(params);
+    loader.advance(params, origin.advance(params));
     ++copied;
     raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
   };
@@ -3080,8 +3113,7 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-      const LineLoader loader(params, block, warp - kShape.team_warps(), shared + kShape.raw_cell() * 16);
-      load_stages(params, block, stages, ring, loader);
+      load_stages(params, block, stages, ring, warp - kShape.team_warps());
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
@@ -3239,15 +3271,19 @@ struct StageOrigin {
     }
   }
 
-  __device__ __forceinline__ void advance(const ReduceParams& params) {
+  // The dimension along which the next stage lies.
+  __device__ __forceinline__ int advance(const ReduceParams& params) {
+    int along = 3;
     first[3] += step(3);
 #pragma unroll
     for (int dimension = 3; dimension > 0; --dimension) {
       if (first[dimension] >= params.tiles[dimension] * step(dimension)) {
         first[dimension] = 0;
         first[dimension - 1] += step(dimension - 1);
+        along = dimension - 1;
       }
     }
+    return along;
   }
 
   static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }
@@ -3780,6 +3816,9 @@ struct ReduceParams {
   int column_blocks;
   int tap_blocks[3];
   int tiles[4];  // stages along samples, depth, height, width
+  // From a stage to the next one, in elements: the one along each dimension, from the last along those further in.
+  long long row_advance[4];
+  long long column_advance[4];
   int parts;
 };
 
@@ -3882,6 +3921,7 @@ struct LineSide {
   static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
 
   const Element* base;                     // sample 0, the warp's first channel
+  const Element* next;                     // the first element of the stage that is copied next, inside or not
   int channels;                            // of the warp
   int first_channel;                       // of the warp among the block's
   unsigned offset[kKept > 0 ? kKept : 1];  // of the lane's copies from the stage's first element, in bytes
@@ -3924,7 +3964,8 @@ struct LineSide {
     }
   }
 
-  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned warp_raw)
+  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                      int warp, unsigned warp_raw)
       : raw(warp_raw) {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int block_first = kOfRows ? block.first_row : block.first_column;
@@ -3933,6 +3974,12 @@ struct LineSide {
     channels = min(kWarpChannels, min(kChannels, all - block_first) - first_channel);
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
            (static_cast<long long>(block.group) * all + block_first + first_channel) * stride[1];
+    next = base;
+    const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      next += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+    }
     if constexpr (kKept > 0) {
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) offset[round] = offset_of(params, round);
@@ -3955,12 +4002,10 @@ struct LineSide {
                                        unsigned stage_offset) const {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
-    const Element* first = base;
     bool inside = true;
     constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
-      first += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
@@ -3978,7 +4023,7 @@ struct LineSide {
         }
       }
       const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? first : base) + (wanted ? place : 0);
+      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
       const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
       const int line = number / kLineCopies;
       unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
@@ -4001,6 +4046,10 @@ struct LineSide {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ void advance(const ReduceParams& params, int along) {
+    next += kOfRows ? params.row_advance[along] : params.column_advance[along];
   }
 
   // Where the first element of a group of cells stands in a channel's lines.
@@ -4066,14 +4115,19 @@ struct LineLoader {
   LineSide<true> rows;
   LineSide<false> columns;
 
-  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned raw)
-      : rows(params, block, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int warp, unsigned raw)
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
+        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
     rows.copy(params, block, origin, slot * kShape.raw_stage_bytes());
     columns.copy(params, block, origin, slot * kShape.raw_stage_bytes());
+  }
+  __device__ __forceinline__ void advance(const ReduceParams& params, int along) {
+    rows.advance(params, along);
+    columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
     rows.arrange(slot * kShape.raw_stage_bytes(), stage);
@@ -5650,6 +5704,414 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
     }
     output += kPass * params.output_strides[1];
     wait_for_blocks();
+  }
+}
+"""
+FILES["tile_stream.cuh"] = r"""
+// Tensor-core tiles for sm_90a whose warps have roles: some only load (tile_stream_load.cuh), the others only multiply.
+// Cells are the rows of wgmma and come from registers: fragments out of the input as it lies in shared memory, rounded
+// on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
+// does not have is a product left out. The weights are the other operand, by descriptor.
+//
+// The config is tile.cuh's with kBackCells in bytes, and multiply().
+#include "tile_stream_load.cuh"
+
+constexpr int kThreads = kShape.multiplying_threads();
+constexpr int kRowTiles = kShape.row_tiles;
+constexpr int kColumnTiles = kShape.column_tiles;
+constexpr int kSteps = kShape.slabs / 2;
+constexpr int kItems = kShape.all_backs() * kSteps;  // of a chunk: one step of depth at one distance
+constexpr int kStageItems = kShape.stage_backs * kSteps;
+// Unrolled, an item's place and missing taps are known to the compiler.
+constexpr bool kUnrolled = !kShape.all_taps || kItems <= 40;
+// Fragments alternate between two sets of registers. Where a chunk has an odd number of items, the products under way
+// come to an end before the next chunk begins with the first set again.
+constexpr bool kDrains = kItems % 2 == 1;
+
+// What the warps that load give up goes to those that multiply.
+constexpr int kAtStart = 65536 / (kShape.threads() * kShape.blocks_per_multiprocessor) / 8 * 8;
+constexpr int kLoading = kAtStart < 128 ? 48 : 56;
+constexpr int kLeft = (kAtStart * kShape.threads() - kLoading * kStreamThreads) / kThreads / 8 * 8;
+constexpr int kMultiplying = kLeft > 240 ? 240 : kLeft;
+
+struct CellTeam {
+  static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
+  static constexpr int kOctets = kShape.rows() / 8;
+  static constexpr int kUnitOctets = kShape.row_unit / 8;
+
+  float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
+  unsigned at[kCellTiles][2];  // bytes from the box's first element to this thread's two cells and first channel
+  int first_column;
+  static constexpr int depth_team = 0;
+
+  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
+    const int lane = threadIdx.x % 32;
+    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    first_column = team * kShape.column_tiles * 8;
+    const int channel =
+        kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
+#pragma unroll
+    for (int i = 0; i < kCellTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int cell = column(i) + half * 8;
+        if (cell >= kShape.cells()) cell = 0;
+        const int w = cell % kShape.tile[3];
+        cell /= kShape.tile[3];
+        const int h = cell % kShape.tile[2];
+        cell /= kShape.tile[2];
+        const int d = cell % kShape.tile[1];
+        const int n = cell / kShape.tile[1];
+        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
+                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
+                      (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
+      }
+    }
+  }
+
+  // The first of this thread's two cells of a tile; the other is eight cells further.
+  __device__ __forceinline__ int column(int tile) const {
+    return first_column + tile * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+  __device__ __forceinline__ const float (&octet(int tile, int index) const)[4] {
+    return sum[tile][index / kUnitOctets][index % kUnitOctets];
+  }
+
+  using Fragments = unsigned[kCellTiles][4];
+
+  // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
+  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
+#pragma unroll
+    for (int i = 0; i < kCellTiles; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const unsigned cell = stage + at[i][word % 2] + offset;
+        if constexpr (kShape.input_channels_last) {
+          out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
+        } else if constexpr (kShape.element_bytes == 4) {
+          out[i][word] = rounded(ptx::load_shared_32(cell + (step * 8 + word / 2 * 4) * kShape.channel_pitch()));
+        } else {
+          const unsigned pair = cell + (step * 16 + word / 2 * 8) * kShape.channel_pitch();
+          out[i][word] = ptx::load_shared_16(pair) | ptx::load_shared_16(pair + kShape.channel_pitch()) << 16;
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ unsigned rounded(unsigned word) {
+    return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
+  }
+
+  // The products of one item; `weights` is the descriptor of its stage's first row.
+  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item, unsigned tiles) {
+    const unsigned b = weights + item / kSteps % kShape.stage_backs * kShape.weight_back_pitch() +
+                       item % kSteps * 2 * kShape.weight_slab_pitch();
+    ptx::fence_warpgroup();
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+#pragma unroll
+      for (int i = 0; i < kCellTiles; ++i) {
+        multiply(sum[i][tile], cells[i], 8ULL << 32 | (b + tile * kShape.row_unit));
+      }
+    }
+    ptx::commit_warpgroup();
+  }
+};
+
+#include "tile_store.cuh"
+
+// The way of a warpgroup that multiplies through chunks and stages.
+struct StreamReader {
+  const StreamBarriers& barriers;
+  unsigned input_ring;
+  unsigned weight_ring;
+  RingPlace<kShape.input_ring> input;
+  RingPlace<kShape.weight_ring> weight;
+  int released = 0;  // the slot of weights to give back next
+  int chunk = 0;
+
+  __device__ __forceinline__ unsigned input_stage() const {
+    return input_ring + input.slot * kShape.input_stage_bytes();
+  }
+  // Shared-memory descriptors count in 16 bytes: start, and the step between slabs of depth.
+  __device__ __forceinline__ unsigned weight_stage() const {
+    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
+  }
+
+  static __device__ __forceinline__ void give_back(unsigned barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
+  }
+
+  // One item: multiplies its fragments while those of the next one are loaded.
+  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                       int item) {
+    const bool begins_stage = item % kStageItems == 0;
+    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
+    team.add(now, weight_stage(), item, kUnrolled ? kFixedBackRows[item / kSteps] : ~0u);
+    const bool ends_chunk = item + 1 == kItems;
+    if (kDrains && ends_chunk) {
+      ptx::wait_for_warpgroup<0>();
+    } else {
+      ptx::wait_for_warpgroup<1>();
+    }
+    // The products before this item are done, and with the first one of a stage the whole stage before it.
+    if (begins_stage && (item > 0 || chunk > 0)) {
+      give_back(barriers.weight_empty(released));
+      released = released + 1 == kShape.weight_ring ? 0 : released + 1;
+    }
+    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
+    if (!ends_chunk) {
+      const int back = (item + 1) / kSteps;
+      team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
+      return;
+    }
+    if (++chunk == kShape.block_chunks()) return;
+    give_back(barriers.input_empty(input.slot));
+    input.advance();
+    begin(team, next);
+  }
+
+  // The first fragments of a chunk.
+  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
+    ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
+    team.load(first, input_stage(), kFixedBackCells[0], 0);
+  }
+};
+
+__device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
+  CellTeam::Fragments even;
+  CellTeam::Fragments odd;
+  reader.begin(team, even);
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    if constexpr (kUnrolled) {
+#pragma unroll
+      for (int item = 0; item + 1 < kItems; item += 2) {
+        reader.step(team, even, odd, item);
+        reader.step(team, odd, even, item + 1);
+      }
+    } else {
+#pragma unroll 1
+      for (int item = 0; item + 1 < kItems; item += 2) {
+        reader.step(team, even, odd, item);
+        reader.step(team, odd, even, item + 1);
+      }
+    }
+    if (kDrains) reader.step(team, even, even, kItems - 1);
+  }
+  ptx::wait_for_warpgroup<0>();
+}
+
+__global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
+    tconv_tile(const __grid_constant__ TileParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const unsigned input_ring = ptx::shared_address(shared_memory);
+  const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
+  const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+
+  const BlockPlace place = block_place(params);
+  const BlockRows rows = block_rows(params, place.block_row);
+  const BlockCells cells = block_cells(params, place.cells);
+  const int loader = static_cast<int>(threadIdx.x) - kThreads;
+  if (loader >= 0) {
+    ptx::give_registers<kLoading>();
+    if (loader < kInputThreads) {
+      stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
+    } else if (loader == kInputThreads) {
+      stream_weights(params, place.block_row, place.rank, barriers, weight_ring);
+    }
+    return;
+  }
+  ptx::take_registers<kMultiplying>();
+  CellTeam team(params, cells);
+  StreamReader reader{barriers, input_ring, weight_ring};
+  multiply_stream(team, reader);
+  sync_storing();
+  store_block(params, rows, cells, team, place.rank, shared_memory);
+}
+"""
+FILES["tile_stream_load.cuh"] = r"""
+// The warps of a streaming block that only load: boxes of input as they lie in memory, by asynchronous copies some
+// chunks ahead, and stages of packed weights by the copy engine.
+
+#include "tile_element.cuh"
+#include "tile_place.cuh"
+
+constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
+
+// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+struct StreamBarriers {
+  unsigned base;
+
+  __device__ __forceinline__ unsigned input_full(int slot) const { return base + slot * 8; }
+  __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+
+  // By one thread. A warp that multiplies arrives once when it is done with a slot.
+  __device__ __forceinline__ void init() const {
+    constexpr int kWarps = kShape.multiplying_threads() / 32;
+#pragma unroll
+    for (int slot = 0; slot < kShape.input_ring; ++slot) {
+      ptx::init_barrier(input_full(slot), kInputThreads);
+      ptx::init_barrier(input_empty(slot), kWarps);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kShape.weight_ring; ++slot) {
+      ptx::init_barrier(weight_full(slot), 1);
+      ptx::init_barrier(weight_empty(slot), kWarps);
+    }
+    ptx::publish_barriers();
+  }
+};
+
+// A place in a ring, and which time around.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot < kSlots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+// The first element of the box along an axis. It may lie outside the tensor.
+__device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
+                         : cells.first[1 + axis] - kShape.halo(axis);
+}
+// How many elements the first copy of a row begins before the box.
+__device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
+  if (kShape.lead >= 0) return kShape.lead;
+  return box_begin(params, cells, 2) & (kShape.granule - 1);
+}
+// Where copies begin along an axis.
+__device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
+}
+
+// The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
+// all channels at once, a place for each 16 bytes of them). Threads that are left over when few places are shared out
+// take other channels.
+struct InputCopies {
+  static constexpr int kPieceBytes = kShape.granule * kShape.element_bytes;
+  static constexpr int kPlaces = kShape.copy_places();
+  static constexpr int kPieces = kPlaces / kShape.box_rows();  // of a row
+  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_channels();
+  static constexpr int kAtOnce = kPlaces >= kInputThreads              ? 1
+                                 : kInputThreads / kPlaces < kChannels ? kInputThreads / kPlaces
+                                                                       : kChannels;
+  static constexpr int kPerThread = (kPlaces + kInputThreads - 1) / kInputThreads;
+  static constexpr int kTurns = (kChannels + kAtOnce - 1) / kAtOnce;
+  static constexpr unsigned kOutside = ~0u;
+
+  unsigned source[kPerThread];  // in bytes from the box's first element
+  unsigned target[kPerThread];
+  int first_channel;
+
+  __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
+    first_channel = thread / kPlaces;
+    if (kAtOnce == 1) first_channel = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int place = kAtOnce > 1 ? thread % kPlaces : thread + i * kInputThreads;
+      const int piece = place % kPieces;
+      int row = place / kPieces;
+      const int slab = kShape.input_channels_last ? piece % kShape.slabs : 0;
+      const int w = kShape.input_channels_last ? piece / kShape.slabs : piece * kShape.granule;
+      target[i] = kShape.input_channels_last ? (row * kShape.box(2) + w) * kShape.cell_pitch() + slab * 16
+                                             : (row * kShape.row_pitch() + kShape.row_place(w)) * kShape.element_bytes;
+      const int h = row % kShape.box(1);
+      row /= kShape.box(1);
+      const int d = row % kShape.box(0);
+      const int n = row / kShape.box(0);
+      const auto inside = [&](int axis, int index) {
+        return static_cast<unsigned>(copy_begin(params, cells, axis) + index) <
+               static_cast<unsigned>(params.input_size[axis]);
+      };
+      const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
+                          inside(0, d) && inside(1, h) && inside(2, w);
+      // Inside a chunk's box, distances are 32-bit: the planner sees to that.
+      const long long position = n * params.input_strides[0] + d * params.input_strides[2] +
+                                 h * params.input_strides[3] + w * params.input_strides[4] +
+                                 (slab * kShape.vector() + first_channel) * params.input_strides[1];
+      source[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+      target[i] += first_channel * kShape.channel_pitch();
+    }
+  }
+
+  // `base`: the box's first element in the chunk's first channel.
+  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
+                                       int thread) const {
+    if (kAtOnce > 1 && first_channel >= kAtOnce) return;
+    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
+    // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
+    const char* from = reinterpret_cast<const char*>(base);
+#pragma unroll(kPerThread <= 2 ? 4 : 1)
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int channel =
+          kShape.input_channels_last ? thread % kShape.slabs * kShape.vector() : first_channel + turn * kAtOnce;
+      if (kChannels % kAtOnce != 0 && channel >= kChannels) break;
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
+        const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
+        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
+      }
+      stage += kAtOnce * kShape.channel_pitch();
+      from += kAtOnce * channel_bytes;
+    }
+  }
+};
+
+__device__ __forceinline__ void stream_input(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                             int rank, const StreamBarriers& barriers, unsigned ring, int thread) {
+  const InputCopies copies(params, cells, thread);
+  int channel = rank * kShape.block_chunks() * kShape.chunk_channels();
+  const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
+  const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+                        (static_cast<long long>(rows.group) * kShape.channels + channel) * params.input_strides[1];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
+  RingPlace<kShape.input_ring> place;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    if (chunk >= kShape.input_ring) ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
+    ptx::arrive_after_copies(barriers.input_full(place.slot));
+    place.advance();
+    channel += kShape.chunk_channels();
+    base += kShape.chunk_channels() * params.input_strides[1];
+  }
+}
+
+// One thread asks for all weights.
+__device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
+                                               const StreamBarriers& barriers, unsigned ring) {
+  constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
+  const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
+                       rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
+  ptx::wait_for_previous_kernel();
+  RingPlace<kShape.weight_ring> place;
+  int step = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+#pragma unroll 1
+    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
+      const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
+      if (step >= kShape.weight_ring) ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
+      ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
+      source += bytes;
+      place.advance();
+      ++step;
+    }
   }
 }
 """

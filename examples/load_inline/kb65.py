@@ -916,6 +916,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         4,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 128, 16},  // tiles
+        {16516640, 1568, 1568, 32},  // row_advance
+        {16776504, 2628, 1592, 32},  // column_advance
         33,  // parts
     };
     const dim3 grid(132, 1, 1);
@@ -941,6 +943,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         4,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 128, 16},  // tiles
+        {16516640, 1568, 1568, 32},  // row_advance
+        {16776504, 2628, 1592, 32},  // column_advance
         33,  // parts
     };
     const dim3 grid(384, 1, 1);
@@ -1200,6 +1204,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         2,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 4},  // tiles
+        {16515200, 128, 128, 128},  // row_advance
+        {16775046, 1170, 134, 128},  // column_advance
         22,  // parts
     };
     const dim3 grid(132, 1, 1);
@@ -1225,6 +1231,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         2,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 4},  // tiles
+        {16515200, 128, 128, 128},  // row_advance
+        {16775046, 1170, 134, 128},  // column_advance
         22,  // parts
     };
     const dim3 grid(192, 1, 1);
@@ -1484,6 +1492,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         4,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 256, 16},  // tiles
+        {16515616, 544, 544, 32},  // row_advance
+        {16775468, 1592, 556, 32},  // column_advance
         27,  // parts
     };
     const dim3 grid(216, 1, 1);
@@ -1509,6 +1519,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         4,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 256, 16},  // tiles
+        {16515616, 544, 544, 32},  // row_advance
+        {16775468, 1592, 556, 32},  // column_advance
         27,  // parts
     };
     const dim3 grid(192, 1, 1);
@@ -1768,6 +1780,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         2,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 8},  // tiles
+        {16515136, 64, 64, 64},  // row_advance
+        {16774982, 1106, 70, 64},  // column_advance
         18,  // parts
     };
     const dim3 grid(216, 1, 1);
@@ -1793,6 +1807,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         2,  // column_blocks
         {1, 3, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 8},  // tiles
+        {16515136, 64, 64, 64},  // row_advance
+        {16774982, 1106, 70, 64},  // column_advance
         18,  // parts
     };
     const dim3 grid(192, 1, 1);
@@ -3143,16 +3159,17 @@ struct Ring {
 
 // Copies are under way while the stage before them is arranged.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
-                                            Ring ring, const LineLoader& loader) {
+                                            Ring ring, int warp) {
   constexpr int kAhead = kShape.raw_stages - 1;
   StageOrigin origin(params, stages.begin);
+  LineLoader loader(params, block, origin, warp, ring.stages + kShape.raw_cell() * 16);
   int copied = stages.begin;
   int raw_in = 0;
   int raw_out = 0;
   const auto copy_next = [&] {
     if (copied < stages.end) loader.copy(params, block, origin, raw_in);
     ptx::commit_copies();
-    origin.advance(params);
+    loader.advance(params, origin.advance(params));
     ++copied;
     raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
   };
@@ -3208,8 +3225,7 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-      const LineLoader loader(params, block, warp - kShape.team_warps(), shared + kShape.raw_cell() * 16);
-      load_stages(params, block, stages, ring, loader);
+      load_stages(params, block, stages, ring, warp - kShape.team_warps());
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
@@ -3367,15 +3383,19 @@ struct StageOrigin {
     }
   }
 
-  __device__ __forceinline__ void advance(const ReduceParams& params) {
+  // The dimension along which the next stage lies.
+  __device__ __forceinline__ int advance(const ReduceParams& params) {
+    int along = 3;
     first[3] += step(3);
 #pragma unroll
     for (int dimension = 3; dimension > 0; --dimension) {
       if (first[dimension] >= params.tiles[dimension] * step(dimension)) {
         first[dimension] = 0;
         first[dimension - 1] += step(dimension - 1);
+        along = dimension - 1;
       }
     }
+    return along;
   }
 
   static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }
@@ -3908,6 +3928,9 @@ struct ReduceParams {
   int column_blocks;
   int tap_blocks[3];
   int tiles[4];  // stages along samples, depth, height, width
+  // From a stage to the next one, in elements: the one along each dimension, from the last along those further in.
+  long long row_advance[4];
+  long long column_advance[4];
   int parts;
 };
 
@@ -4010,6 +4033,7 @@ struct LineSide {
   static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
 
   const Element* base;                     // sample 0, the warp's first channel
+  const Element* next;                     // the first element of the stage that is copied next, inside or not
   int channels;                            // of the warp
   int first_channel;                       // of the warp among the block's
   unsigned offset[kKept > 0 ? kKept : 1];  // of the lane's copies from the stage's first element, in bytes
@@ -4052,7 +4076,8 @@ struct LineSide {
     }
   }
 
-  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned warp_raw)
+  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                      int warp, unsigned warp_raw)
       : raw(warp_raw) {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int block_first = kOfRows ? block.first_row : block.first_column;
@@ -4061,6 +4086,12 @@ struct LineSide {
     channels = min(kWarpChannels, min(kChannels, all - block_first) - first_channel);
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
            (static_cast<long long>(block.group) * all + block_first + first_channel) * stride[1];
+    next = base;
+    const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      next += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+    }
     if constexpr (kKept > 0) {
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) offset[round] = offset_of(params, round);
@@ -4083,12 +4114,10 @@ struct LineSide {
                                        unsigned stage_offset) const {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
-    const Element* first = base;
     bool inside = true;
     constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
-      first += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
@@ -4106,7 +4135,7 @@ struct LineSide {
         }
       }
       const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? first : base) + (wanted ? place : 0);
+      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
       const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
       const int line = number / kLineCopies;
       unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
@@ -4129,6 +4158,10 @@ struct LineSide {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ void advance(const ReduceParams& params, int along) {
+    next += kOfRows ? params.row_advance[along] : params.column_advance[along];
   }
 
   // Where the first element of a group of cells stands in a channel's lines.
@@ -4194,14 +4227,19 @@ struct LineLoader {
   LineSide<true> rows;
   LineSide<false> columns;
 
-  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned raw)
-      : rows(params, block, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int warp, unsigned raw)
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
+        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
     rows.copy(params, block, origin, slot * kShape.raw_stage_bytes());
     columns.copy(params, block, origin, slot * kShape.raw_stage_bytes());
+  }
+  __device__ __forceinline__ void advance(const ReduceParams& params, int along) {
+    rows.advance(params, along);
+    columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
     rows.arrange(slot * kShape.raw_stage_bytes(), stage);

@@ -774,6 +774,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1016592, 784, 784, 16},  // row_advance
+        {12408480, 6174, 5408, 48},  // column_advance
         66,  // parts
     };
     const dim3 grid(264, 1, 1);
@@ -799,6 +801,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1016592, 784, 784, 16},  // row_advance
+        {12408480, 6174, 5408, 48},  // column_advance
         66,  // parts
     };
     const dim3 grid(48, 1, 1);
@@ -1065,6 +1069,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 32, 32},  // tiles
+        {1016584, 776, 776, 8},  // row_advance
+        {12408456, 6150, 5384, 24},  // column_advance
         54,  // parts
     };
     const dim3 grid(216, 1, 1);
@@ -1090,6 +1096,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 32, 32},  // tiles
+        {1016584, 776, 776, 8},  // row_advance
+        {12408456, 6150, 5384, 24},  // column_advance
         54,  // parts
     };
     const dim3 grid(48, 1, 1);
@@ -3405,16 +3413,17 @@ struct Ring {
 
 // Copies are under way while the stage before them is arranged.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
-                                            Ring ring, const LineLoader& loader) {
+                                            Ring ring, int warp) {
   constexpr int kAhead = kShape.raw_stages - 1;
   StageOrigin origin(params, stages.begin);
+  LineLoader loader(params, block, origin, warp, ring.stages + kShape.raw_cell() * 16);
   int copied = stages.begin;
   int raw_in = 0;
   int raw_out = 0;
   const auto copy_next = [&] {
     if (copied < stages.end) loader.copy(params, block, origin, raw_in);
     ptx::commit_copies();
-    origin.advance(params);
+    loader.advance(params, origin.advance(params));
     ++copied;
     raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
   };
@@ -3470,8 +3479,7 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-      const LineLoader loader(params, block, warp - kShape.team_warps(), shared + kShape.raw_cell() * 16);
-      load_stages(params, block, stages, ring, loader);
+      load_stages(params, block, stages, ring, warp - kShape.team_warps());
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
@@ -3629,15 +3637,19 @@ struct StageOrigin {
     }
   }
 
-  __device__ __forceinline__ void advance(const ReduceParams& params) {
+  // The dimension along which the next stage lies.
+  __device__ __forceinline__ int advance(const ReduceParams& params) {
+    int along = 3;
     first[3] += step(3);
 #pragma unroll
     for (int dimension = 3; dimension > 0; --dimension) {
       if (first[dimension] >= params.tiles[dimension] * step(dimension)) {
         first[dimension] = 0;
         first[dimension - 1] += step(dimension - 1);
+        along = dimension - 1;
       }
     }
+    return along;
   }
 
   static constexpr int step(int dimension) { return kShape.tile[dimension] * kShape.split[dimension]; }
@@ -4170,6 +4182,9 @@ struct ReduceParams {
   int column_blocks;
   int tap_blocks[3];
   int tiles[4];  // stages along samples, depth, height, width
+  // From a stage to the next one, in elements: the one along each dimension, from the last along those further in.
+  long long row_advance[4];
+  long long column_advance[4];
   int parts;
 };
 
@@ -4265,6 +4280,7 @@ struct LineSide {
   static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
 
   const Element* base;                     // sample 0, the warp's first channel
+  const Element* next;                     // the first element of the stage that is copied next, inside or not
   int channels;                            // of the warp
   int first_channel;                       // of the warp among the block's
   unsigned offset[kKept > 0 ? kKept : 1];  // of the lane's copies from the stage's first element, in bytes
@@ -4307,7 +4323,8 @@ struct LineSide {
     }
   }
 
-  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned warp_raw)
+  __device__ __forceinline__ LineSide(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                      int warp, unsigned warp_raw)
       : raw(warp_raw) {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int block_first = kOfRows ? block.first_row : block.first_column;
@@ -4316,6 +4333,12 @@ struct LineSide {
     channels = min(kWarpChannels, min(kChannels, all - block_first) - first_channel);
     base = static_cast<const Element*>(kOfRows ? params.rows : params.columns) +
            (static_cast<long long>(block.group) * all + block_first + first_channel) * stride[1];
+    next = base;
+    const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
+#pragma unroll
+    for (int dimension = 0; dimension < 4; ++dimension) {
+      next += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
+    }
     if constexpr (kKept > 0) {
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) offset[round] = offset_of(params, round);
@@ -4338,12 +4361,10 @@ struct LineSide {
                                        unsigned stage_offset) const {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
-    const Element* first = base;
     bool inside = true;
     constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
 #pragma unroll
     for (int dimension = 0; dimension < 4; ++dimension) {
-      first += start.begin[dimension] * stride[dimension == 0 ? 0 : 1 + dimension];
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
@@ -4361,7 +4382,7 @@ struct LineSide {
         }
       }
       const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? first : base) + (wanted ? place : 0);
+      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
       const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
       const int line = number / kLineCopies;
       unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
@@ -4384,6 +4405,10 @@ struct LineSide {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ void advance(const ReduceParams& params, int along) {
+    next += kOfRows ? params.row_advance[along] : params.column_advance[along];
   }
 
   // Where the first element of a group of cells stands in a channel's lines.
@@ -4449,14 +4474,19 @@ struct LineLoader {
   LineSide<true> rows;
   LineSide<false> columns;
 
-  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, int warp, unsigned raw)
-      : rows(params, block, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+  __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
+                                        int warp, unsigned raw)
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
+        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
     rows.copy(params, block, origin, slot * kShape.raw_stage_bytes());
     columns.copy(params, block, origin, slot * kShape.raw_stage_bytes());
+  }
+  __device__ __forceinline__ void advance(const ReduceParams& params, int along) {
+    rows.advance(params, along);
+    columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
     rows.arrange(slot * kShape.raw_stage_bytes(), stage);
