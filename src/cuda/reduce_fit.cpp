@@ -158,7 +158,8 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
 // they don't need.
 bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
   constexpr int kLoaderRegisters = 88;
-  const int registers = reduce_registers(shape);
+  constexpr int kRingRegisters = 8;  // of a team, for its way around the stages
+  const int registers = reduce_registers(shape) + kRingRegisters;
   const int team_threads = 32 * shape.team_warps();
   const int loader_threads = 32 * shape.loader_warps;
   shape.loader_registers = kLoaderRegisters;

@@ -33,6 +33,7 @@ int lead_of(const Problem& problem, const TileShape& shape) {
   return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
 }
 
+constexpr int kLeastRegisters = 64;  // at a kernel's start
 constexpr int kMostCopyPlaces = 12;  // of a thread, in registers
 
 // Fits rings and residency around rows and cells; false when it cannot be built.
@@ -45,12 +46,12 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   shape.row_tiles = apart ? shape.all_slots() : 1;
   shape.row_teams = 1;
   const int sums = shape.rows() / 2 * shape.column_tiles / 8;
-  const int needed = sums + 8 * (shape.column_tiles / 8) + 28;
+  const int needed = sums + 8 * (shape.column_tiles / 8) + (shape.element_bytes == 2 ? 40 : 28);
   for (const int blocks : {3, 2, 1}) {
     const int at_start = 65536 / (shape.threads() * blocks) / 8 * 8;
     const int loading = at_start < 128 ? 48 : 56;
     const int left = (at_start * shape.threads() - loading * kStreamThreads) / shape.multiplying_threads() / 8 * 8;
-    if (std::min(left, 240) < needed || shape.row_unit / 2 + 30 > at_start) continue;
+    if (std::min(left, 240) < needed || at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
     shape.blocks_per_multiprocessor = blocks;
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
