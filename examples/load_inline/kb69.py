@@ -42,8 +42,8 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
         [Hopper, strict]
     grad_weight: reduce (32 in channels by 1x3x5 taps x 16 channels; 1x1x2x32 pixels at a time, warps 1x1x3 of
         32x80, vectors of 4 and 4, 27 parts, 432 blocks (2 per multiprocessor), 43 KiB shared) [8.0 and later, TF32]
-    grad_weight: reduce (64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of
-        32x80, vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 30 KiB shared) [8.0 and later,
+    grad_weight: reduce (64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 4x1x1 of
+        16x160, vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 31 KiB shared) [8.0 and later,
         strict]
 """
 
@@ -855,7 +855,7 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {false, false, false}, true, 1, 1, 32, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 4,
-    0, 4, 4, 8, 4, 4, 4, 3, 0, 88, 3, 1, true, false};
+    0, 4, 4, 8, 4, 4, 4, 3, 136, 88, 3, 1, true, false};
 __constant__ int kProductCells[] = {0, 64, 256, 320, 512, 576, 768, 832, };
 __device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
@@ -886,7 +886,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {false, false, false}, true, 1, 1, 32, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 4,
-    0, 4, 4, 8, 4, 4, 4, 3, 0, 88, 3, 1, true, false};
+    0, 4, 4, 8, 4, 4, 4, 3, 136, 88, 3, 1, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1698,15 +1698,15 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_weight_ampere_strict"] = r"""
-// grad_weight, reduce: 64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 2x2x1 of 32x80,
-// vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 30 KiB shared
+// grad_weight, reduce: 64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 4x1x1 of 16x160,
+// vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 31 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, false, 2, 2, 16, 2, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 4,
+    false, false, {1, 1, 5}, {false, false, false}, false, 1, 4, 32, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 4,
     0, 2, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
-__constant__ int kProductCells[] = {0, 32, 64, 96, };
+__constant__ int kProductCells[] = {0, 64, 128, 192, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_1_kernel
@@ -1715,7 +1715,7 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, false, 2, 2, 16, 2, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 4,
+    false, false, {1, 1, 5}, {false, false, false}, false, 1, 4, 32, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 4,
     0, 2, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
@@ -1747,7 +1747,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         18,  // parts
     };
     const dim3 grid(216, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 128, 30784,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 128, 32064,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -6112,10 +6112,10 @@ struct InputCopies {
       const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
                           inside(0, d) && inside(1, h) && inside(2, w);
       // Inside a chunk's box, distances are 32-bit: the planner sees to that.
-      const long long position = n * params.input_strides[0] + d * params.input_strides[2] +
-                                 h * params.input_strides[3] + w * params.input_strides[4] +
-                                 (slab * kShape.vector() + first_channel) * params.input_strides[1];
-      source[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+      const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
+      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + w * stride(4) +
+                                (slab * kShape.vector() + first_channel) * stride(1);
+      source[i] = exists ? position * kShape.element_bytes : kOutside;
       target[i] += first_channel * kShape.channel_pitch();
     }
   }

@@ -10,7 +10,8 @@ int reduce_registers(const ReduceShape& shape) {
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
   if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 56);
-  return sums + fragments + shape.batch_words() + shape.team_runs + (shape.warpgroup ? 60 : split ? 108 : 84);
+  const int halves = shape.warpgroup && shape.element_bytes == 2 ? 24 : 0;  // that wait to be put together
+  return sums + fragments + shape.batch_words() + shape.team_runs + halves + (shape.warpgroup ? 60 : split ? 116 : 84);
 }
 
 std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params) {

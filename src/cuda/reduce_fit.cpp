@@ -159,6 +159,7 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
 bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
   constexpr int kLoaderRegisters = 88;
   constexpr int kRingRegisters = 8;  // of a team, for its way around the stages
+  constexpr int kSpare = 16;         // that all threads should have left where registers don't change hands
   const int registers = reduce_registers(shape) + kRingRegisters;
   const int team_threads = 32 * shape.team_warps();
   const int loader_threads = 32 * shape.loader_warps;
@@ -171,8 +172,8 @@ bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int mo
     if (start < shape.loader_registers || start < 4 * shape.column_tiles() + 32) continue;
     shape.blocks_per_multiprocessor = blocks;
     shape.team_registers = 0;
-    if (registers > start) {
-      if (!shape.warpgroup) continue;  // registers change hands between warpgroups
+    if (!shape.warpgroup && registers > start) continue;  // registers change hands between warpgroups
+    if (shape.warpgroup && registers + kSpare > start) {
       const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
       if (most < registers) continue;
       shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});

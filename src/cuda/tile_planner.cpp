@@ -190,7 +190,8 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
   }
   shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
   const int registers = tile_registers(shape);
-  if (registers > 250 || shape.threads() * registers > 65536) return false;
+  const int most_registers = shape.element_bytes == 2 ? 240 : 250;  // the estimate is coarser for half types
+  if (registers > most_registers || shape.threads() * registers > 65536) return false;
   const std::size_t shared = static_cast<std::size_t>(shape.shared_bytes());
   if (shared > device.shared_bytes_per_block) return false;
   const int by_registers = 65536 / (shape.threads() * static_cast<int>(round_up(registers, 8)));

@@ -34,7 +34,7 @@ int lead_of(const Problem& problem, const TileShape& shape) {
 }
 
 constexpr int kLeastRegisters = 64;  // at a kernel's start
-constexpr int kMostCopyPlaces = 12;  // of a thread, in registers
+constexpr int kMostCopyPlaces = 6;  // of a thread that loads, in registers
 
 // Fits rings and residency around rows and cells; false when it cannot be built.
 bool complete_stream(TileShape& shape, const DeviceProperties& device) {
@@ -101,7 +101,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
     }
     for (const int channels : channel_counts) {
       const std::int64_t used = static_cast<std::int64_t>(shape.all_slots()) * channels;
-      if (used > 256 || (used < 64 && channels < base.out_channels)) continue;
+      if (used < 12 || used > 256 || (used < 64 && channels < base.out_channels)) continue;
       if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
       shape.block_channels = channels;
       for (const auto& [tiles, teams] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {2, 3}, {1, 4}}) {

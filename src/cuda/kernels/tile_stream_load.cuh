@@ -103,10 +103,10 @@ struct InputCopies {
       const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
                           inside(0, d) && inside(1, h) && inside(2, w);
       // Inside a chunk's box, distances are 32-bit: the planner sees to that.
-      const long long position = n * params.input_strides[0] + d * params.input_strides[2] +
-                                 h * params.input_strides[3] + w * params.input_strides[4] +
-                                 (slab * kShape.vector() + first_channel) * params.input_strides[1];
-      source[i] = exists ? static_cast<unsigned>(position * kShape.element_bytes) : kOutside;
+      const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
+      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + w * stride(4) +
+                                (slab * kShape.vector() + first_channel) * stride(1);
+      source[i] = exists ? position * kShape.element_bytes : kOutside;
       target[i] += first_channel * kShape.channel_pitch();
     }
   }
