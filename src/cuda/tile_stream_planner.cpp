@@ -34,7 +34,7 @@ int lead_of(const Problem& problem, const TileShape& shape) {
 }
 
 constexpr int kLeastRegisters = 64;  // at a kernel's start
-constexpr int kMostCopyPlaces = 6;  // of a thread that loads, in registers
+constexpr int kMostCopyPlaces = 6;   // of a thread that loads, in registers
 
 // Fits rings and residency around rows and cells; false when it cannot be built.
 bool complete_stream(TileShape& shape, const DeviceProperties& device) {
