@@ -362,11 +362,8 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
   const double wanted = blocks < 132 ? 132 : 16 * 132;
   Problem filled = problem;
   filled.batch = static_cast<std::int64_t>(std::ceil(wanted / blocks));
-  bool prefers_streams = candidates.front().shape.streams;
-  if (filled.batch != problem.batch) {
-    const std::vector<TileCandidate> others = sorted_candidates(filled, device, options);
-    if (!others.empty()) prefers_streams = others.front().shape.streams;
-  }
+  const std::vector<TileCandidate> others = sorted_candidates(filled, device, options);
+  const bool prefers_streams = !others.empty() && others.front().shape.streams;
   std::stable_partition(candidates.begin(), candidates.end(),
                         [&](const TileCandidate& candidate) { return streams(candidate) == prefers_streams; });
   return candidates;

@@ -89,6 +89,8 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   base.wide_input = base.input_channels_last || base.granule > 1;
   for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
   base.depth_teams = 1;
+  // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
+  if (base.chunks() % base.depth_blocks != 0) return;
   std::map<int, std::vector<CellTile>> tiles_of;
   for (const auto& span : span_choices(base)) {
     TileShape shape = base;

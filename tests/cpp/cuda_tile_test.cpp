@@ -69,12 +69,23 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
       ASSERT_EQ(propose_tile(problem, device).kernel == nullptr, candidates.empty()) << to_string(problem);
       covered += candidates.empty() ? 0 : 1;
       double last = 0;
-      for (const TileCandidate& candidate : candidates) {
+      for (std::size_t j = 0; j < candidates.size(); ++j) {
+        const TileCandidate& candidate = candidates[j];
         const TileShape& shape = candidate.shape;
+        // Best first, of the kind of block that comes first and then of the other.
+        if (j > 0 && shape.streams != candidates[j - 1].shape.streams) last = 0;
         ASSERT_GE(candidate.expected_seconds, last);
         last = candidate.expected_seconds;
         ASSERT_LE(static_cast<std::size_t>(shape.shared_bytes()), device.shared_bytes_per_block);
-        ASSERT_LE(shape.threads() * tile_registers(shape), 65536);
+        if (shape.streams) {
+          const std::size_t shared = static_cast<std::size_t>(shape.shared_bytes()) + 1024;
+          ASSERT_LE(shape.blocks_per_multiprocessor * shared, device.shared_bytes_per_multiprocessor);
+          ASSERT_LE(64 * shape.threads() * shape.blocks_per_multiprocessor, 65536);
+          ASSERT_EQ(shape.row_unit % 8, 0);
+          ASSERT_LE(shape.row_unit, 256);
+        } else {
+          ASSERT_LE(shape.threads() * tile_registers(shape), 65536);
+        }
         ASSERT_LE(shape.needed_columns(), shape.columns());
         ASSERT_LE(shape.all_slots() * shape.block_channels, shape.rows());
         ASSERT_EQ(shape.block_channels % shape.pass_channels(), 0);
@@ -161,7 +172,7 @@ TEST(TilePlanner, TheOrderOfSumsIsTheSameInEveryBatch) {
     Problem problem = random_problem(rng);
     if (i % 3 == 0) problem.direction = Direction::grad_input;
     if (!why_no_tile(problem, h200()).empty()) continue;
-    std::set<std::array<int, 6>> orders;
+    std::set<std::array<int, 7>> orders;
     std::set<bool> accepted;
     for (const int batch : {1, 2, 7, 64, 500}) {
       problem.batch = batch;
@@ -170,8 +181,9 @@ TEST(TilePlanner, TheOrderOfSumsIsTheSameInEveryBatch) {
       accepted.insert(!candidates.empty());
       for (const TileCandidate& candidate : candidates) {
         const TileShape& shape = candidate.shape;
-        orders.insert({shape.slabs, shape.depth_teams, shape.depth_blocks, shape.warpgroup ? 1 : 0, shape.all_planes(),
-                       shape.all_plane_groups()});
+        if (shape.streams != candidates.front().shape.streams) continue;  // never chosen unless asked for
+        orders.insert({shape.streams ? 1 : 0, shape.slabs, shape.depth_teams, shape.depth_blocks,
+                       shape.warpgroup ? 1 : 0, shape.all_planes(), shape.all_plane_groups()});
       }
     }
     EXPECT_EQ(accepted.size(), 1U) << to_string(problem);
