@@ -62,7 +62,7 @@ struct Work {
 
 // The kernels of the plans of all problems, each source once.
 std::vector<Work> planned_kernels(const DeviceProperties& device, bool core) {
-  static const std::set<std::string> kCore = {"kb69", "kb75"};
+  static const std::set<std::string> kCore = {"kb75"};
   std::vector<Work> kernels;
   std::set<std::string> seen;
   for (const auto& [name, base] : test::problem_file()) {
