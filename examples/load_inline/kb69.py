@@ -5304,6 +5304,15 @@ struct TileShape {
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
   constexpr int threads() const { return multiplying_threads() + (streams ? kStreamThreads : 0); }
+
+  // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
+  constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
+  constexpr int loading_registers() const { return registers_at_start() < 128 ? 48 : 56; }
+  constexpr int multiplying_registers() const {
+    const int left =
+        (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
+    return left < 240 ? left : 240;
+  }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
@@ -5802,12 +5811,6 @@ constexpr bool kUnrolled = !kShape.all_taps || kItems <= 40;
 // come to an end before the next chunk begins with the first set again.
 constexpr bool kDrains = kItems % 2 == 1;
 
-// What the warps that load give up goes to those that multiply.
-constexpr int kAtStart = 65536 / (kShape.threads() * kShape.blocks_per_multiprocessor) / 8 * 8;
-constexpr int kLoading = kAtStart < 128 ? 48 : 56;
-constexpr int kLeft = (kAtStart * kShape.threads() - kLoading * kStreamThreads) / kThreads / 8 * 8;
-constexpr int kMultiplying = kLeft > 240 ? 240 : kLeft;
-
 struct CellTeam {
   static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
   static constexpr int kOctets = kShape.rows() / 8;
@@ -5991,7 +5994,7 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
   const BlockCells cells = block_cells(params, place.cells);
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
   if (loader >= 0) {
-    ptx::give_registers<kLoading>();
+    ptx::give_registers<kShape.loading_registers()>();
     if (loader < kInputThreads) {
       stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
     } else if (loader == kInputThreads) {
@@ -5999,7 +6002,7 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
     }
     return;
   }
-  ptx::take_registers<kMultiplying>();
+  ptx::take_registers<kShape.multiplying_registers()>();
   CellTeam team(params, cells);
   StreamReader reader{barriers, input_ring, weight_ring};
   multiply_stream(team, reader);

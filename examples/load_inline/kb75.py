@@ -5540,6 +5540,15 @@ struct TileShape {
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
   constexpr int threads() const { return multiplying_threads() + (streams ? kStreamThreads : 0); }
+
+  // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
+  constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
+  constexpr int loading_registers() const { return registers_at_start() < 128 ? 48 : 56; }
+  constexpr int multiplying_registers() const {
+    const int left =
+        (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
+    return left < 240 ? left : 240;
+  }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }

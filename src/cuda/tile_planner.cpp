@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
-#include <numeric>
 #include <set>
 #include <tuple>
 

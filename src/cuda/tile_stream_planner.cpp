@@ -48,11 +48,11 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   const int sums = shape.rows() / 2 * shape.column_tiles / 8;
   const int needed = sums + 8 * (shape.column_tiles / 8) + (shape.element_bytes == 2 ? 40 : 28);
   for (const int blocks : {3, 2, 1}) {
-    const int at_start = 65536 / (shape.threads() * blocks) / 8 * 8;
-    const int loading = at_start < 128 ? 48 : 56;
-    const int left = (at_start * shape.threads() - loading * kStreamThreads) / shape.multiplying_threads() / 8 * 8;
-    if (std::min(left, 240) < needed || at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
     shape.blocks_per_multiprocessor = blocks;
+    const int at_start = shape.registers_at_start();
+    // One product must fit what all threads start with.
+    if (at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
+    if (shape.multiplying_registers() < needed) continue;
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_back = shape.slabs * shape.rows() * 16;

@@ -18,12 +18,6 @@ constexpr bool kUnrolled = !kShape.all_taps || kItems <= 40;
 // come to an end before the next chunk begins with the first set again.
 constexpr bool kDrains = kItems % 2 == 1;
 
-// What the warps that load give up goes to those that multiply.
-constexpr int kAtStart = 65536 / (kShape.threads() * kShape.blocks_per_multiprocessor) / 8 * 8;
-constexpr int kLoading = kAtStart < 128 ? 48 : 56;
-constexpr int kLeft = (kAtStart * kShape.threads() - kLoading * kStreamThreads) / kThreads / 8 * 8;
-constexpr int kMultiplying = kLeft > 240 ? 240 : kLeft;
-
 struct CellTeam {
   static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
   static constexpr int kOctets = kShape.rows() / 8;
@@ -207,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   const BlockCells cells = block_cells(params, place.cells);
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
   if (loader >= 0) {
-    ptx::give_registers<kLoading>();
+    ptx::give_registers<kShape.loading_registers()>();
     if (loader < kInputThreads) {
       stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
     } else if (loader == kInputThreads) {
@@ -215,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
     return;
   }
-  ptx::take_registers<kMultiplying>();
+  ptx::take_registers<kShape.multiplying_registers()>();
   CellTeam team(params, cells);
   StreamReader reader{barriers, input_ring, weight_ring};
   multiply_stream(team, reader);
