@@ -82,6 +82,7 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
           ASSERT_LE(shape.blocks_per_multiprocessor * shared, device.shared_bytes_per_multiprocessor);
           ASSERT_LE(64 * shape.threads() * shape.blocks_per_multiprocessor, 65536);
           ASSERT_EQ(shape.row_unit % 8, 0);
+          if (!shape.stays) ASSERT_LE(candidate.blocks, shape.most_blocks);
           ASSERT_LE(shape.row_unit, 256);
         } else {
           ASSERT_LE(shape.threads() * tile_registers(shape), 65536);

@@ -237,6 +237,7 @@ __device__ __forceinline__ void store_channels(const TileParams& params, const B
 template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                             const Team& tile, int rank, unsigned char* shared_memory) {
+  shared_memory += kShape.staged_offset();
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
   Element* output =
