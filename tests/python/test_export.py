@@ -17,7 +17,8 @@ import tconv
 from exported_emulation import ROOT, load_emulated, load_exported
 from tconv import export_record, exporter
 from tconv.cli import main
-from tconv.export_model import ExportError, model_of_file, model_of_module, rewritten_source
+from tconv.export_model import model_of_file, model_of_module
+from tconv.export_source import ExportError, rewritten_source
 from tconv.problems import select_problems
 
 MODEL = '''
@@ -196,6 +197,7 @@ def test_the_top_of_a_file_explains_plan_and_mathematics(exported):
     assert "Height: 2 phases, 1 with taps; width: 3 phases, 3 with taps." in words
     for direction in ("forward: direct", "grad_input: tile", "grad_weight: reduce"):
         assert direction in words
+    assert "\nThe kinds of kernel:\n    tile: a matrix product on tensor cores" in words
     assert "[Hopper, TF32" in words
     assert "[8.0 and later, TF32" in words
 
@@ -349,6 +351,23 @@ def test_names_are_replaced_wherever_they_come_from():
     assert "ConvTranspose1d, " not in text
     assert "class Up(ConvTranspose1d):" in text
     assert "class ModelNew(nn.Module):" in text
+    renamed = source.replace("ConvTranspose1d, Linear", "ConvTranspose1d as Deconv, Linear").replace("(Conv", "(De")
+    assert "from torch.nn import Linear\nDeconv = ConvTranspose1d\n" in rewritten_source(renamed, "Net")
+    text = rewritten_source("import torch.nn as layers\n\nclass Net(layers.ConvTranspose3d):\n    pass\n", "Net")
+    assert "class ModelNew(ConvTranspose3d):" in text
+
+
+def test_a_sequence_of_layers_is_exported(tmp_path):
+    model = nn.Sequential(nn.ConvTranspose2d(2, 4, 2, 2), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()))
+    model.add_module("last", nn.ConvTranspose2d(4, 1, 3, bias=False))
+    tconv.export(model, torch.rand(2, 2, 3, 4), tmp_path / "exported.py")
+    module = load_emulated(tmp_path / "exported.py", tf32=False)
+    new = module.ModelNew()
+    new.load_state_dict(model.state_dict())
+    x = torch.rand(2, 2, 3, 4)
+    torch.testing.assert_close(new(x), model(x))
+    with pytest.raises(ExportError, match="got MultiheadAttention in it: write a class"):
+        tconv.export(nn.Sequential(*model, nn.MultiheadAttention(4, 2)), x, tmp_path / "o.py")
 
 
 @pytest.mark.parametrize(
@@ -359,6 +378,16 @@ def test_names_are_replaced_wherever_they_come_from():
         ("import nothing_of_that_name", "could not be run: ModuleNotFoundError"),
         (MODEL.replace("self.second(double(self.first(x)))", "x"), "did not call its transposed convolution"),
         (MODEL.replace("rand(batch, 4, 5, 6)", "rand(batch, 4, 5)"), "takes an input of"),
+        (MODEL.replace("rand(batch, 4, 5, 6)", "rand(batch, 3, 5, 6)"), "takes an input of 4 channels, got the size"),
+        (MODEL.replace("5, 6)", "5, 6).half()"), "input and weight must have one type, got torch.float16"),
+        (MODEL.replace("2, bias=bias", "2, padding_mode='reflect'"), 'Only "zeros" padding mode is supported'),
+        (MODEL.replace("nn.ConvTranspose2d(channels, ", "nn.LazyConvTranspose2d("), "write ConvTranspose2d with its"),
+        (MODEL.replace("return [4]", "return []"), "could not be made: TypeError"),
+        (
+            MODEL.replace("torch.nn.ConvTranspose2d", "getattr(nn, 'ConvTranspose2d')"),
+            "second is not made in the model's own file: it must be written there as nn.ConvTranspose2d",
+        ),
+        (MODEL.replace("double", "dense"), "the exported file has a dense of its own"),
     ],
 )
 def test_bad_models_get_a_sentence(text, complaint, tmp_path, capsys):
@@ -376,8 +405,11 @@ def test_bad_requests_get_a_sentence(tmp_path, capsys):
         ([], "name a problem"),
         (["--input", "4", "--kernel", "3", "--in-channels", "3", "--groups", "2"], "groups"),
         (["--model", str(write_model(tmp_path)), "--bias"], "--model brings its own sizes"),
+        (["--problem", "kb75", "--in-channels", "4"], "--problem brings its own sizes"),
+        (["--model", str(tmp_path / "missing.py")], "missing.py could not be read"),
+        (["--problem", "kb75", "-o", str(tmp_path / "no" / "o.py")], "o.py could not be written: No such file"),
     ):
-        assert main(["export", *request, *output]) == 2
+        assert main(["export", *output, *request]) == 2
         assert complaint in capsys.readouterr().err
     layer = nn.ConvTranspose2d(2, 2, 3)
     layer.padding_mode = "circular"
@@ -385,6 +417,20 @@ def test_bad_requests_get_a_sentence(tmp_path, capsys):
         tconv.export(layer, torch.rand(1, 2, 4, 4), tmp_path / "o.py")
     with pytest.raises(ExportError, match="has no transposed convolution"):
         tconv.export(nn.Linear(2, 2), torch.rand(1, 2), tmp_path / "o.py")
+    with pytest.raises(ExportError, match="has lazy layers without sizes"):
+        tconv.export(nn.LazyConvTranspose2d(2, 3), torch.rand(1, 2, 4, 4), tmp_path / "o.py")
+    original = load_exported(write_model(tmp_path))
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = original.Model(4)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    with pytest.raises(ExportError, match="Model, which owns a transposed convolution, must be defined in the file of"):
+        tconv.export(Outer(), torch.rand(1, 4, 3, 3), tmp_path / "o.py")
 
 
 # --- Records ---------------------------------------------------------------------------------------------------------
