@@ -10,6 +10,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from tconv.export_model import FoundLayer
+    from tconv.problems import Problem
 
 LAYERS = {
     "ConvTranspose1d": nn.ConvTranspose1d,
@@ -187,41 +188,53 @@ def _value(values: tuple[int, ...]) -> str:
     return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
-def layer_source(layer: FoundLayer, base: str | None = None) -> str:
-    """ModelNew for one layer: the layer itself (`base` names its class), or a model that owns it.
+# Models of KernelBench whose arguments are not in the order that the rule below gives.
+_ORDERS = {
+    "kb69": ("stride", "padding", "output_padding", "dilation", "groups"),
+    "kb70": ("stride", "padding", "output_padding", "dilation", "groups"),
+    "kb78": ("stride", "padding"),
+}
 
-    Its arguments come in the order in which benchmarks pass them; those that the layer leaves alone come last.
-    """
+
+def _argument_order(p: Problem) -> tuple[str, ...]:
+    """The arguments between kernel_size and bias, as KernelBench's models have them: those of nn.ConvTranspose, or
+    dilation where a layer has one, with what else it uses."""
+    if p.name in _ORDERS:
+        return _ORDERS[p.name]
+    if set(p.dilation) == {1}:
+        return ("stride", "padding", "output_padding", "groups")
+    padding = ("output_padding",) if any(p.output_padding) else ()
+    groups = ("groups",) if p.groups != 1 else ()
+    return ("stride", "padding", *padding, "dilation", *groups)
+
+
+def layer_source(layer: FoundLayer, base: str | None = None) -> str:
+    """ModelNew for one layer: the layer itself (`base` names its class), or a model that owns it."""
     p = layer.problem
     first = {"in_channels": str(p.in_channels), "out_channels": str(p.out_channels), "kernel_size": _value(p.kernel)}
     rest = {
-        "stride": (_value(p.stride), p.stride == (1,) * p.rank),
-        "padding": (_value(p.padding), p.padding == (0,) * p.rank),
-        "output_padding": (_value(p.output_padding), p.output_padding == (0,) * p.rank),
-        "dilation": (_value(p.dilation), p.dilation == (1,) * p.rank),
-        "groups": (str(p.groups), p.groups == 1),
+        "stride": _value(p.stride),
+        "padding": _value(p.padding),
+        "output_padding": _value(p.output_padding),
+        "dilation": _value(p.dilation),
+        "groups": str(p.groups),
     }
-    bias = {"bias": str(layer.bias)}
-    if base is not None:  # nn.ConvTranspose's own order
-        names = ["stride", "padding", "output_padding", "groups"]
-        last = {"dilation": rest["dilation"][0], "padding_mode": '"zeros"', "device": "None", "dtype": "None"}
-        arguments = first | {name: rest[name][0] for name in names} | bias | last
-        keywords: dict[str, str] = {}
-    else:
-        used = {name: value for name, (value, usual) in rest.items() if not usual}
-        arguments = first | used | bias
-        keywords = {name: value for name, (value, usual) in rest.items() if usual}
+    order = _argument_order(p) if base is None else ("stride", "padding", "output_padding", "groups")
+    arguments = first | {name: rest.pop(name) for name in order} | {"bias": str(layer.bias)}
     signature = ["self", *(f"{name}={value}" for name, value in arguments.items())]
-    if keywords:
-        signature += ["*", *(f"{name}={value}" for name, value in keywords.items())]
-    passed = "".join(f"            {name}={name},\n" for name in (arguments | keywords))
+    if base is not None:  # the last arguments of nn.ConvTranspose
+        rest |= {"padding_mode": '"zeros"', "device": "None", "dtype": "None"}
+    elif rest:
+        signature.append("*")
+    signature += [f"{name}={value}" for name, value in rest.items()]
+    passed = "".join(f"            {name}={name},\n" for name in (arguments | rest))
     parameters = "".join(f"        {argument},\n" for argument in signature)
     if base is not None:
         return (
             f"class {NEW_NAME}({base}):\n    def __init__(\n{parameters}    ):\n"
             f"        super().__init__(\n{passed}        )\n"
         )
-    attribute = f"conv_transpose{p.rank}d"
+    attribute = f"conv_transpose{p.rank}d" if p.rank > 1 else "conv1d_transpose"  # KernelBench's names of parameters
     return (
         f"class {NEW_NAME}(nn.Module):\n    def __init__(\n{parameters}    ):\n        super().__init__()\n"
         f"        self.{attribute} = ConvTranspose{p.rank}d(\n{passed}        )\n\n"

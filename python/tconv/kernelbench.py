@@ -16,7 +16,7 @@ import sys
 import tempfile
 import types
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class Verdict:
     pytorch_milliseconds: float | None = None
     library_milliseconds: float | None = None
     excessive_speedup: bool = False  # KernelBench's own flag for more than ten times
+    objections: list[str] = field(default_factory=list)  # what its static checker forbids
     said: str = ""
 
     @property
@@ -172,6 +173,15 @@ def _verdict(
     return verdict
 
 
+def _objections(text: str) -> list[str]:
+    """What KernelBench's static checker, which its scripts ask before an evaluation, finds forbidden in a file."""
+    name = "kernelbench.kernel_static_checker"
+    if importlib.util.find_spec(name) is None:  # older checkouts
+        return []
+    _, errors, _ = importlib.import_module(name).validate_kernel_static(text, backend="cuda", precision="fp32")
+    return list(errors)
+
+
 def _library_milliseconds(evaluation: types.ModuleType, original: Path, perf_trials: int) -> float | None:
     """What the library's own layers take in the problem's model, by KernelBench's function for reference programs."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -235,6 +245,8 @@ def evaluate(
         for number, path in problems.items():
             progress.start(path.stem)
             verdict = refused.get(number) or _verdict(evaluation, number, path, exported[number], trials)
+            if number in exported:
+                verdict.objections = _objections(exported[number].read_text())
             if library and verdict.milliseconds:
                 verdict.library_milliseconds = _library_milliseconds(evaluation, path, trials["num_perf_trials"])
             verdicts.append(verdict)
@@ -249,6 +261,7 @@ def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any], json_pa
         title += f" {'library':>9} speed-up"
     lines = [title, *map(_row, verdicts)]
     lines += [f"      {v.number}: {v.said}" for v in verdicts if not v.correct]
+    lines += [f"      {v.number}: its static checker says: {'; '.join(v.objections)}" for v in verdicts if v.objections]
     if flagged := [str(v.number) for v in verdicts if v.excessive_speedup]:
         lines.append(f"flagged by KernelBench as more than ten times faster, to be looked at: {', '.join(flagged)}")
     correct = sum(verdict.correct for verdict in verdicts)

@@ -66,6 +66,12 @@ def eval_kernel_against_ref(original, custom, **options):
     return KernelExecResult(compiled=True, correctness=True, runtime=2.0, ref_runtime=5.0, metadata=flag)
 """
 
+CHECKER = """
+def validate_kernel_static(code, backend, precision):
+    assert (backend, precision) == ("cuda", "fp32")
+    return False, ["has a class"] if "class ModelNew" in code else [], ["a warning"]
+"""
+
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -78,6 +84,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "eval.py").write_text(EVALUATION)
+    (package / "kernel_static_checker.py").write_text(CHECKER)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
@@ -106,6 +113,7 @@ def test_its_evaluation_judges_exported_files(checkout: Path, capsys: pytest.Cap
     assert "WRONG" in shown
     assert "69: correctness_issue: Output mismatch" in shown
     assert "81: RuntimeError: out of memory" in shown
+    assert "65: its static checker says: has a class\n" in shown
     assert "flagged by KernelBench as more than ten times faster, to be looked at: 65" in shown
     assert "1 of 3 correct, 1 faster than PyTorch" in shown
     written = json.loads(output.read_text())
