@@ -112,6 +112,16 @@ def watch_layers(model: nn.Module) -> Iterator[list[FoundLayer]]:
             hook.remove()
 
 
+def _refuse_spectral_norm(model: nn.Module) -> None:
+    """It normalises PyTorch's transposed convolutions along another axis than every other layer."""
+    for layer in model.modules():
+        if isinstance(layer, _KINDS):
+            changes = [change for group in getattr(layer, "parametrizations", {}).values() for change in group]
+            names = {type(change).__name__ for change in [*changes, *layer._forward_pre_hooks.values()]}
+            if names & {"SpectralNorm", "_SpectralNorm"}:
+                raise ExportError("a transposed convolution under spectral_norm can't be exported")
+
+
 def layers_called(model: nn.Module, inputs: Iterable[Any]) -> tuple[FoundLayer, ...]:
     """The transposed convolutions that a model calls, each once.
 
@@ -122,6 +132,7 @@ def layers_called(model: nn.Module, inputs: Iterable[Any]) -> tuple[FoundLayer, 
         raise ExportError(
             f"{type(model).__name__} has no transposed convolution: it must own an nn.ConvTranspose1d, 2d or 3d"
         )
+    _refuse_spectral_norm(model)
     meta = copy.deepcopy(model).to("meta")
     arguments = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in inputs]
     with watch_layers(meta) as found, torch.no_grad():

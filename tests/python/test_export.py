@@ -447,6 +447,9 @@ def test_bad_requests_get_a_sentence(tmp_path, capsys):
         tconv.export(nn.Linear(2, 2), torch.rand(1, 2), tmp_path / "o.py")
     with pytest.raises(ExportError, match="has lazy layers without sizes"):
         tconv.export(nn.LazyConvTranspose2d(2, 3), torch.rand(1, 2, 4, 4), tmp_path / "o.py")
+    for norm in (nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm):
+        with pytest.raises(ExportError, match="under spectral_norm can't be exported"):
+            tconv.export(nn.Sequential(norm(nn.ConvTranspose2d(2, 3, 2))), torch.rand(1, 2, 4, 4), tmp_path / "o.py")
     original = load_exported(write_model(tmp_path))
 
     class Outer(nn.Module):
