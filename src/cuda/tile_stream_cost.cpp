@@ -63,7 +63,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0218;
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
-  const double turns = static_cast<double>(shape.block_channels) / shape.pass_channels();
+  const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const double epilogue = shape.store_vector > 0 ? 0.75 * stored : stored + 337 * turns;
   const double main = std::max(multiply, copies);
   const double busy = std::max(main, traffic) + 0.27 * std::min(main, traffic) + alone * epilogue;

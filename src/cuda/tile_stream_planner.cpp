@@ -118,11 +118,11 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     // One product must fit what all threads start with.
     if (at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
-    // Staging in many passes beside the rings costs more than blocks that come and go.
-    constexpr int kMostPasses = 2;
+    // Staging in many turns beside the rings costs more than blocks that come and go.
+    constexpr int kMostTurns = 2;
     if (shape.store_vector == 0) {
       shape.stays = shape.depth_blocks == 1;
-      shape.stays = shape.stays && shape.block_channels <= kMostPasses * shape.pass_channels();
+      shape.stays = shape.stays && shape.block_channels <= kMostTurns * shape.turn_channels();
     }
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);

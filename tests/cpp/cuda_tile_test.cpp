@@ -89,7 +89,7 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
         }
         ASSERT_LE(shape.needed_columns(), shape.columns());
         ASSERT_LE(shape.all_slots() * shape.block_channels, shape.rows());
-        ASSERT_EQ(shape.block_channels % shape.pass_channels(), 0);
+        ASSERT_EQ(shape.block_channels % shape.turn_channels(), 0);
         ASSERT_EQ(shape.chunks() % shape.depth_blocks, 0);
         ASSERT_EQ(candidate.blocks, tile_blocks(shape, problem));
         ASSERT_EQ(candidate.blocks % shape.depth_blocks, 0);
