@@ -22,15 +22,14 @@ void keep_unique(std::vector<int>& values) {
   values.erase(std::unique(values.begin(), values.end()), values.end());
 }
 
-// Few channels in a group are multiplied in fp32, as in the forward direction, where they cost no more.
+// Where TF32 is allowed it is taken for groups of any size: fp32 out of TF32 costs three products and more.
 TileMath math_of(const Problem& problem) {
   switch (problem.dtype) {
     case DType::f16: return TileMath::f16;
     case DType::bf16: return TileMath::bf16;
     default: break;
   }
-  const bool few = problem.groups > 1 && problem.in_channels_per_group() < 16;
-  return problem.precision == Precision::tf32 && !few ? TileMath::tf32 : TileMath::fp32x3;
+  return problem.precision == Precision::tf32 ? TileMath::tf32 : TileMath::fp32x3;
 }
 
 ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const DeviceProperties& device) {
@@ -262,16 +261,35 @@ void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shap
       continue;
     }
     params.parts = parts;
-    if (parts > 1 && reduce_part_bytes(shape, params) * static_cast<std::size_t>(parts) > kMostWorkspace) continue;
+    if (reduce_workspace_bytes(candidate.shape, params) > kMostWorkspace) continue;
     candidate.expected_seconds = reduce_seconds(candidate.shape, params, problem, reduction, device);
     candidates.push_back(candidate);
   }
+}
+
+// Warps that only load, and whether the tensors are packed before.
+struct LoadChoice {
+  int warps;
+  bool packed;
+};
+
+std::vector<LoadChoice> load_choices(const ReduceShape& shape, bool packs) {
+  // Products of single warps take as long as the loads, and longer where half of their rows are empty.
+  if (!shape.warpgroup)
+    return shape.rows < 16 ? std::vector<LoadChoice>{{0, false}} : std::vector<LoadChoice>{{0, false}, {4, false}};
+  std::vector<LoadChoice> choices = {{0, false}, {4, false}, {8, false}};
+  if (packs) choices.push_back({4, true});
+  return choices;
 }
 
 void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& problem, const Reduction& reduction,
                     const DeviceProperties& device, const ReduceOptions& options) {
   const ReduceShape base = base_shape(problem, reduction, device);
   const std::vector<PixelTile> tiles = pixel_tiles(problem, reduction, base);
+  const bool packs = !device.any_batch && static_cast<std::size_t>(element_count(problem.input_sizes()) +
+                                                                   element_count(problem.output_sizes())) *
+                                                  static_cast<std::size_t>(base.element_bytes) <=
+                                              kMostWorkspace;
   for (const TapChoice& taps : tap_choices(base)) {
     ReduceShape shape = base;
     if (!set_taps(shape, taps)) continue;
@@ -295,10 +313,9 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
         for (const PixelTile& box : boxes) {
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
-          for (const int loaders : {0, 4, 8}) {
-            // Products of single warps take as long as the loads, and longer where half of their rows are empty.
-            if (!shape.warpgroup && (loaders == 8 || (loaders > 0 && shape.rows < 16))) continue;
-            shape.loader_warps = loaders;
+          for (const LoadChoice& loads : load_choices(base, packs)) {
+            shape.loader_warps = loads.warps;
+            shape.packed = loads.packed;
             if (fit_to_device(shape, reduction, device, options)) {
               add_parts(candidates, shape, problem, reduction, device);
             }
