@@ -14,9 +14,24 @@ int reduce_registers(const ReduceShape& shape) {
   return sums + fragments + shape.batch_words() + shape.team_runs + halves + (shape.warpgroup ? 60 : split ? 116 : 84);
 }
 
-std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params) {
-  return sizeof(float) * static_cast<std::size_t>(reduce_tiles(params)) * static_cast<std::size_t>(shape.block_rows()) *
-         static_cast<std::size_t>(shape.block_sums());
+std::size_t packed_row_bytes(const ReduceShape& shape, const ReduceParams& params) {
+  if (!shape.packed) return 0;
+  return std::size_t{16} * static_cast<std::size_t>(shape.row_cells()) *
+         static_cast<std::size_t>(reduce_row_images(params) * reduce_stages(params));
+}
+
+std::size_t reduce_packed_bytes(const ReduceShape& shape, const ReduceParams& params) {
+  if (!shape.packed) return 0;
+  return packed_row_bytes(shape, params) +
+         std::size_t{16} * static_cast<std::size_t>(shape.column_cells()) *
+             static_cast<std::size_t>(reduce_column_images(params) * reduce_stages(params));
+}
+
+std::size_t reduce_workspace_bytes(const ReduceShape& shape, const ReduceParams& params) {
+  const std::size_t sums = static_cast<std::size_t>(reduce_tiles(params)) *
+                           static_cast<std::size_t>(shape.block_rows()) * static_cast<std::size_t>(shape.block_sums());
+  return reduce_packed_bytes(shape, params) +
+         (shape.partial ? sizeof(float) * sums * static_cast<std::size_t>(params.parts) : 0);
 }
 
 namespace {
@@ -43,7 +58,11 @@ constexpr double kWarpCycles = 2.14;      // of an instruction in a warp that on
 constexpr double kPairCycles = 6;         // of eight columns of a product, for a team of one warp
 constexpr double kSplitCycles = 40;       // the same in fp32 out of TF32
 constexpr double kBlockCycles = 5.37e3;
-constexpr double kEndRate = 86.5;  // bytes of results per cycle and multiprocessor
+constexpr double kEndRate = 86.5;      // bytes of results per cycle and multiprocessor
+constexpr double kPackRate = 2.8e12;   // bytes per second, read and written, of the kernel that packs
+constexpr double kPackSeconds = 5e-6;  // its launch and the other kernel's, which begin together
+constexpr double kBulkRate = 36;       // bytes per cycle and multiprocessor that the copy engine brings
+constexpr double kPackedStageCycles = 60;
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -139,6 +158,12 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                  ? 1
                                  : static_cast<double>(reduction.column_strides[4]) *
                                        (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
+  if (shape.packed) {
+    const double bytes = 16.0 * shape.stage_cells();
+    cost.loads = bytes / 128;
+    cost.traffic = bytes / kBulkRate;
+    return cost;
+  }
   if (shape.loader_warps > 0) {
     const WarpLoads loads = warp_loads(shape, true) + warp_loads(shape, false);
     cost.loads = loads.pipe;
@@ -178,7 +203,8 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
   // and store it between two pieces of the product, all at the same time.
   const double multiplying = std::max({cost.multiply, cost.operands, cost.team});
-  const double chain = shape.loader_warps > 0
+  const double chain = shape.packed ? multiplying + kPackedStageCycles
+                       : shape.loader_warps > 0
                            ? std::max(kLoaderCycles + cost.loader, kTeamCycles + multiplying)
                            : kStageCycles + kBatchCycles * shape.batches() + cost.loads + multiplying;
 
@@ -205,8 +231,10 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
-  const double sums = static_cast<double>(reduce_part_bytes(shape, params)) * params.parts;
+  const auto packed = static_cast<double>(reduce_packed_bytes(shape, params));
+  const double sums = static_cast<double>(reduce_workspace_bytes(shape, params)) - packed;
   const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
+  if (shape.packed) return (bytes + packed) / kPackRate + kPackSeconds + cycles / kClock + finish;
   return std::max(cycles / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 + finish;
 }
 

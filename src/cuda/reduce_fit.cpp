@@ -143,7 +143,7 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
   for (bool grown = true; grown;) {
     grown = false;
     for (int ReduceShape::* stages : {&ReduceShape::raw_stages, &ReduceShape::stages}) {
-      if (shape.*stages == kMostStages) continue;
+      if (shape.*stages == kMostStages || (shape.packed && stages == &ReduceShape::raw_stages)) continue;
       ++(shape.*stages);
       if (blocks_by_shared(shape, device) >= shape.blocks_per_multiprocessor) {
         grown = true;
@@ -157,13 +157,13 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
 // Warps that only load: all threads start with the same registers; where teams need more, those that load give up what
 // they don't need.
 bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
-  constexpr int kLoaderRegisters = 88;
+  const int loader_registers = shape.packed ? 40 : 88;
   constexpr int kRingRegisters = 8;  // of a team, for its way around the stages
   constexpr int kSpare = 16;         // that all threads should have left where registers don't change hands
   const int registers = reduce_registers(shape) + kRingRegisters;
   const int team_threads = 32 * shape.team_warps();
   const int loader_threads = 32 * shape.loader_warps;
-  shape.loader_registers = kLoaderRegisters;
+  shape.loader_registers = loader_registers;
   for (int blocks = std::min({blocks_by_shared(shape, device), most_threads / shape.threads(), 4}); blocks >= 1;
        --blocks) {
     // Four schedulers share the registers, and the warps of a block go around among them.

@@ -22,6 +22,9 @@ struct RawLines {
   constexpr int lines() const { return count[0] * count[1] * count[2]; }
 };
 
+// Warps of a block that packs.
+constexpr int kPackWarps = 4;
+
 struct ReduceShape {
   TileMath math;
   int element_bytes;
@@ -63,6 +66,7 @@ struct ReduceShape {
   int row_copy;      // elements that such a warp copies at once, along the width
   int column_copy;
   int raw_stages;      // of its copies
+  bool packed;         // a kernel before has arranged both tensors as the stages of the blocks: they come whole
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
@@ -119,7 +123,7 @@ struct ReduceShape {
   constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
-  constexpr int row_pitch() const { return block_rows() + 1; }
+  constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
   constexpr int team_cells() const { return column_units() * team_columns; }
   constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
   constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
@@ -132,7 +136,7 @@ struct ReduceShape {
   constexpr int raw_cell() const { return table_cell() + stages; }
   constexpr int pipeline_bytes() const {
     if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
-    return 16 * raw_cell() + raw_stages * raw_stage_bytes();
+    return 16 * raw_cell() + (packed ? 0 : raw_stages * raw_stage_bytes());
   }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
@@ -177,11 +181,13 @@ struct ReduceShape {
     return lines;
   }
   constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  // Warps that share the channels of a block: of the block itself, or of one that packs its stages.
+  constexpr int line_warps() const { return packed ? kPackWarps : loader_warps; }
   // A warp that loads has channels of its own.
   constexpr int warp_channels(bool of_rows) const {
     const int channels = of_rows ? loaded_rows() : loaded_columns();
     const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
-    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    const int warps = line_warps() == 0 ? 1 : line_warps();
     return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
   }
   // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
@@ -201,6 +207,10 @@ struct ReduceShape {
   }
   constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
   constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
+  // Shared memory of a block that packs the stage of one tensor.
+  constexpr int pack_bytes() const {
+    return kPackWarps * (raw_side_bytes(true) > raw_side_bytes(false) ? raw_side_bytes(true) : raw_side_bytes(false));
+  }
 
   // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const {
@@ -257,6 +267,8 @@ struct ReduceShape {
 struct ReduceParams {
   const void* rows;
   const void* columns;
+  void* packed_rows;         // [group][row block][stage] cells, where stages come whole
+  void* packed_columns;      // [group][column block][tap block][stage] cells
   float* sums;               // [part][tile][row][...] where the block's sums are parts
   void* weight;              // else: the result
   long long row_strides[5];  // batch, channel, depth, height, width
@@ -281,6 +293,15 @@ struct ReduceParams {
 constexpr int reduce_tiles(const ReduceParams& params) {
   return params.groups * params.row_blocks * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] *
          params.tap_blocks[2];
+}
+
+constexpr int reduce_row_images(const ReduceParams& params) { return params.groups * params.row_blocks; }
+constexpr int reduce_column_images(const ReduceParams& params) {
+  return params.groups * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] * params.tap_blocks[2];
+}
+// Stages of all parts together.
+constexpr long long reduce_stages(const ReduceParams& params) {
+  return static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
 }
 
 // Threads of a block of the second kernel.

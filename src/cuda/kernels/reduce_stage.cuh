@@ -226,16 +226,17 @@ struct LineSide {
     return line * kLines.pitch + w;
   }
 
-  __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
+  // Hands the cells of the stage, numbered among those of this tensor, to store(number, cell).
+  template <typename Store>
+  __device__ __forceinline__ void arrange(unsigned stage_offset, const Store& store) const {
 #pragma unroll 1
     for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
       const int channel = channel_round + lane() % kOthers;
       if (channel >= channels) continue;
       const unsigned lines = raw + stage_offset + channel * kChannelBytes;
       const int of_block = first_channel + channel;
-      const int cell = kOfRows ? of_block
-                               : kShape.row_cells() + of_block / kShape.team_columns * kShape.team_cells() +
-                                     of_block % kShape.team_columns;
+      const int cell =
+          kOfRows ? of_block : of_block / kShape.team_columns * kShape.team_cells() + of_block % kShape.team_columns;
       constexpr int kNext = kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll kGroupUnroll
       for (int round = 0; round < kGroupRounds; round += kGroupBatch) {
@@ -259,11 +260,9 @@ struct LineSide {
         for (int i = 0; i < kGroupBatch; ++i) {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
-          const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+          const int target = cell + group * kLength * kNext;
 #pragma unroll
-          for (int at = 0; at < kLength; ++at) {
-            ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
-          }
+          for (int at = 0; at < kLength; ++at) store(target + at * kNext, cell_of<kWords>(words[i], at));
         }
       }
     }
@@ -290,7 +289,10 @@ struct LineLoader {
     columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
-    rows.arrange(slot * kShape.raw_stage_bytes(), stage);
-    columns.arrange(slot * kShape.raw_stage_bytes(), stage);
+    const auto store_to = [](unsigned first) {
+      return [first](int number, const Cell& cell) { ptx::store_16(first + number * 16, cell); };
+    };
+    rows.arrange(slot * kShape.raw_stage_bytes(), store_to(stage));
+    columns.arrange(slot * kShape.raw_stage_bytes(), store_to(stage + kShape.row_cells() * 16));
   }
 };
