@@ -38,9 +38,10 @@ std::string initialiser(const ReduceShape& s) {
           number(s.column_teams) + number(s.run) + number(s.run_teams) + number(s.team_runs);
   text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_vector) + number(s.column_vector) +
           number(s.most_lead) + number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) +
-          number(s.loader_warps) + number(s.row_copy) + number(s.column_copy) + number(s.raw_stages) + truth(s.packed) +
-          number(s.team_registers) + number(s.loader_registers) + number(s.stages) +
-          number(s.blocks_per_multiprocessor) + truth(s.partial) + text_of(s.columns_first);
+          number(s.loader_warps) + number(s.row_warps) + number(s.column_warps) + number(s.row_copy) +
+          number(s.column_copy) + number(s.raw_stages) + truth(s.packed) + number(s.team_registers) +
+          number(s.loader_registers) + number(s.stages) + number(s.blocks_per_multiprocessor) + truth(s.partial) +
+          text_of(s.columns_first);
   return text + "}";
 }
 

@@ -101,9 +101,9 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
   const double gaps = !of_rows && shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1;
   const double spread = gaps > 1 && copy == 1 ? 3 : 1;
   const double line_bytes = static_cast<double>(line_copies) * copy * gaps * shape.element_bytes;
-  const double touched = channels_last
-                             ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.loader_warps)
-                             : channels * lines.lines() * std::max(line_bytes / 128.0 + 0.5, 1.0);
+  const double touched =
+      channels_last ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.side_warps(of_rows))
+                    : channels * lines.lines() * std::max(line_bytes / 128.0 + 0.5, 1.0);
   WarpLoads loads;
   loads.pipe =
       kLoadCycles * touched + kCopyCycles * spread * copying + cells / 32 * (kArrangeCycles + 4.0 * (4.0 / vector - 1));

@@ -131,6 +131,28 @@ bool set_copies(ReduceShape& shape, const Reduction& reduction) {
   return shape.row_copy >= least && shape.column_copy >= least;
 }
 
+// How warps that only load share out the two tensors: each has channels of both, or each of one only. A warp that has
+// fewer than eight channels of a tensor meets the same banks of shared memory with several of its lanes.
+void share_out(ReduceShape& shape) {
+  const auto cycles = [&](bool of_rows, int warps) {
+    const int channels = of_rows ? shape.loaded_rows() : shape.loaded_columns();
+    const int own = (channels + warps - 1) / warps;
+    const int lanes = own <= 1 ? 1 : own <= 2 ? 2 : own <= 4 ? 4 : 8;
+    const double units = of_rows ? shape.row_units() : shape.column_units();
+    return units * own * (1 + 8.0 / lanes);
+  };
+  shape.row_warps = shape.column_warps = shape.loader_warps;
+  if (shape.loader_warps == 0 || shape.packed || shape.rows_channels_last || shape.columns_channels_last) return;
+  double least = cycles(true, shape.loader_warps) + cycles(false, shape.loader_warps);
+  for (int rows = 1; rows < shape.loader_warps; ++rows) {
+    const double most = std::max(cycles(true, rows), cycles(false, shape.loader_warps - rows));
+    if (most >= 0.95 * least) continue;
+    least = most;
+    shape.row_warps = rows;
+    shape.column_warps = shape.loader_warps - rows;
+  }
+}
+
 int blocks_by_shared(const ReduceShape& shape, const DeviceProperties& device) {
   const auto shared = static_cast<std::size_t>(shape.shared_bytes());
   if (shared > device.shared_bytes_per_block) return 0;
@@ -216,6 +238,7 @@ bool fit_to_device(ReduceShape& shape, const Reduction& reduction, const DeviceP
   } else if (device.arch < 90 || !options.aligned || !set_copies(shape, reduction)) {
     return false;
   }
+  share_out(shape);
   shape.most_lead = most_lead(shape, reduction);
   return offsets_fit(shape, reduction) && complete(shape, device);
 }

@@ -63,7 +63,9 @@ struct ReduceShape {
   int column_lanes;
   int most_cells;    // cells that a thread loads at once
   int loader_warps;  // warps that load and do nothing else; 0: all warps do both
-  int row_copy;      // elements that such a warp copies at once, along the width
+  int row_warps;     // of these, those that share the channels of each tensor: all, or each tensor has its own
+  int column_warps;
+  int row_copy;  // elements that such a warp copies at once, along the width
   int column_copy;
   int raw_stages;      // of its copies
   bool packed;         // a kernel before has arranged both tensors as the stages of the blocks: they come whole
@@ -181,21 +183,29 @@ struct ReduceShape {
     return lines;
   }
   constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  constexpr bool sides_apart() const { return row_warps + column_warps == loader_warps; }
   // Warps that share the channels of a block: of the block itself, or of one that packs its stages.
-  constexpr int line_warps() const { return packed ? kPackWarps : loader_warps; }
+  constexpr int side_warps(bool of_rows) const { return packed ? kPackWarps : of_rows ? row_warps : column_warps; }
   // A warp that loads has channels of its own.
   constexpr int warp_channels(bool of_rows) const {
     const int channels = of_rows ? loaded_rows() : loaded_columns();
     const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
-    const int warps = line_warps() == 0 ? 1 : line_warps();
+    const int warps = side_warps(of_rows) == 0 ? 1 : side_warps(of_rows);
     return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
   }
+  // Lanes along the channels when a warp arranges its lines, a power of two; the others go along the units.
+  constexpr int channel_lanes(bool of_rows) const {
+    int lanes = 1;
+    while (lanes < warp_channels(of_rows) && lanes < 32) lanes *= 2;
+    return lanes;
+  }
   // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
-  // apart, those of neighbouring lanes start on different banks.
+  // apart, eight lanes meet no bank twice: those that read the same channel have neighbouring places.
   constexpr int raw_channel_bytes(bool of_rows) const {
     if (channels_last(of_rows)) return element_bytes;
     const RawLines lines = raw_lines(of_rows);
-    return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
+    const int places = channel_lanes(of_rows) < 8 ? 8 / channel_lanes(of_rows) : 1;
+    return ((lines.lines() * lines.pitch * element_bytes + 16 * places - 1) / (16 * places) | 1) * 16 * places;
   }
   constexpr int raw_element_bytes(bool of_rows) const {
     return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
@@ -205,8 +215,9 @@ struct ReduceShape {
     const RawLines lines = raw_lines(of_rows);
     return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
   }
-  constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
-  constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
+  constexpr int raw_stage_bytes() const {
+    return row_warps * raw_side_bytes(true) + column_warps * raw_side_bytes(false);
+  }
   // Shared memory of a block that packs the stage of one tensor.
   constexpr int pack_bytes() const {
     return kPackWarps * (raw_side_bytes(true) > raw_side_bytes(false) ? raw_side_bytes(true) : raw_side_bytes(false));

@@ -4,12 +4,6 @@
 
 #include "reduce_load.cuh"
 
-constexpr int power_above(int count) {
-  int power = 1;
-  while (power < count && power < 32) power *= 2;
-  return power;
-}
-
 struct LineTable {
   int at[8];
 };
@@ -64,7 +58,7 @@ struct LineSide {
   static constexpr int kTogether = kChannelLanes * kChannelStep;  // channels that are copied at once
 
   static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
-  static constexpr int kOthers = power_above(kWarpChannels);  // lanes along the channels, at most 32
+  static constexpr int kOthers = kShape.channel_lanes(kOfRows);
   static constexpr int kLanes = 32 / kOthers;
   static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;  // cells arranged at once
   static constexpr int kWords = kShape.vector_words(kLength);
@@ -160,6 +154,7 @@ struct LineSide {
   // Copies the stage that starts at `origin`; what lies outside the tensor becomes zeros.
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        unsigned stage_offset) const {
+    if (channels <= 0) return;
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
     bool inside = true;
@@ -229,6 +224,7 @@ struct LineSide {
   // Hands the cells of the stage, numbered among those of this tensor, to store(number, cell).
   template <typename Store>
   __device__ __forceinline__ void arrange(unsigned stage_offset, const Store& store) const {
+    if (channels <= 0) return;
 #pragma unroll 1
     for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
       const int channel = channel_round + lane() % kOthers;
@@ -276,8 +272,16 @@ struct LineLoader {
 
   __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                         int warp, unsigned raw)
-      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_side_bytes(true)),
+        columns(
+            params, block, origin, column_warp(warp),
+            raw + kShape.row_warps * kShape.raw_side_bytes(true) + column_warp(warp) * kShape.raw_side_bytes(false)) {}
+
+  // Warps that have nothing to do with a tensor stand behind those that share its channels.
+  static __device__ __forceinline__ int column_warp(int warp) {
+    if constexpr (!kShape.sides_apart()) return warp;
+    return warp >= kShape.row_warps ? warp - kShape.row_warps : kShape.column_warps;
+  }
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
