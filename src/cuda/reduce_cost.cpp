@@ -9,6 +9,7 @@ int reduce_registers(const ReduceShape& shape) {
   const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
+  if (shape.splits()) return 2 * sums + shape.team_runs + 40;
   if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 56);
   const int halves = shape.warpgroup && shape.element_bytes == 2 ? 24 : 0;  // that wait to be put together
   return sums + fragments + shape.batch_words() + shape.team_runs + halves + (shape.warpgroup ? 60 : split ? 116 : 84);
@@ -57,6 +58,7 @@ constexpr double kTeamCycles = 200;       // and for a team beside its products
 constexpr double kWarpCycles = 2.14;      // of an instruction in a warp that only loads
 constexpr double kPairCycles = 6;         // of eight columns of a product, for a team of one warp
 constexpr double kSplitCycles = 40;       // the same in fp32 out of TF32
+constexpr double kSplitWait = 300;        // until a warpgroup's products have ended, and to add them
 constexpr double kBlockCycles = 5.37e3;
 constexpr double kEndRate = 86.5;      // bytes of results per cycle and multiprocessor
 constexpr double kPackRate = 2.8e12;   // bytes per second, read and written, of the kernel that packs
@@ -107,7 +109,8 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
   WarpLoads loads;
   loads.pipe =
       kLoadCycles * touched + kCopyCycles * spread * copying + cells / 32 * (kArrangeCycles + 4.0 * (4.0 / vector - 1));
-  loads.instructions = copying * 3 + cells / 32 * (shape.element_bytes == 4 ? 9 : 14);
+  loads.instructions = copying * 3 + cells / 32 * (shape.splits() ? 26 : shape.element_bytes == 4 ? 9 : 14);
+  if (shape.splits()) loads.pipe += cells / 32 * kArrangeCycles / 2;
   return loads;
 }
 
@@ -144,8 +147,11 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
   const double products =
       static_cast<double>(shape.products()) * shape.team_runs * shape.row_tiles * shape.teams();  // of one tile's rows
   if (shape.warpgroup) {
-    cost.multiply = products * 64 * columns * depth / (peak * kWarpgroupShare);
-    cost.operands = products * (64 + columns) * 32 / 128;
+    const double times = shape.splits() ? 3.0 : 1.0;
+    cost.multiply = times * products * 64 * columns * depth / (peak * kWarpgroupShare);
+    cost.operands = times * products * (64 + columns) * 32 / 128;
+    // Sums of a few products are waited for and added.
+    if (split) cost.team = (cost.multiply + cost.operands) / 2 / shape.teams() + shape.products() / 4.0 * kSplitWait;
   } else {
     cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
     cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);

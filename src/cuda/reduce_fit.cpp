@@ -213,7 +213,12 @@ bool complete(ReduceShape& shape, const DeviceProperties& device) {
   // What a descriptor can say.
   if (shape.warpgroup && shape.place_step(2) * shape.team_columns >= 1 << 14) return false;
   const int most_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
-  if (shape.loader_warps > 0) return complete_divided(shape, device, most_threads);
+  if (shape.loader_warps > 0) {
+    shape.row_lanes = shape.column_lanes = 32;  // of threads that load; here there are none
+    shape.most_cells = 8;
+    return complete_divided(shape, device, most_threads);
+  }
+  if (shape.splits()) return false;
   shape.row_lanes = lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
   shape.column_lanes = lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_vector,
                                 shape.column_units(), shape.loaded_columns());

@@ -32,7 +32,7 @@ TileMath math_of(const Problem& problem) {
   return problem.precision == Precision::tf32 ? TileMath::tf32 : TileMath::fp32x3;
 }
 
-ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const DeviceProperties& device) {
+ReduceShape base_shape(const Problem& problem, const Reduction& reduction) {
   ReduceShape shape{};
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));
@@ -48,9 +48,14 @@ ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const
   shape.columns_channels_last = channels_last(reduction.column_strides);
   shape.row_vector = shape.column_vector = shape.row_copy = shape.column_copy = 1;
   shape.columns_first = reduction.weight_strides[2] == 1;
-  // Tiles of 64 rows that are mostly empty are better cut into tiles of 16.
-  shape.warpgroup = device.arch == 90 && device.has_wgmma && shape.math != TileMath::fp32x3 && reduction.rows >= 24;
   return shape;
+}
+
+// Teams of four warps, of one, or either. Tiles of 64 rows that are mostly empty are better cut into tiles of 16;
+// threads that load and multiply in turns are not made for fp32 out of TF32 by warpgroups.
+std::vector<bool> warpgroup_choices(const ReduceShape& base, const DeviceProperties& device) {
+  if (device.arch != 90 || !device.has_wgmma || base.rows < 24) return {false};
+  return base.math == TileMath::fp32x3 ? std::vector<bool>{true, false} : std::vector<bool>{true};
 }
 
 // A block's taps and how many of them a product takes.
@@ -283,13 +288,15 @@ std::vector<LoadChoice> load_choices(const ReduceShape& shape, bool packs) {
 }
 
 void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& problem, const Reduction& reduction,
-                    const DeviceProperties& device, const ReduceOptions& options) {
-  const ReduceShape base = base_shape(problem, reduction, device);
+                    bool warpgroup, const DeviceProperties& device, const ReduceOptions& options) {
+  ReduceShape base = base_shape(problem, reduction);
+  base.warpgroup = warpgroup;
   const std::vector<PixelTile> tiles = pixel_tiles(problem, reduction, base);
-  const bool packs = !device.any_batch && static_cast<std::size_t>(element_count(problem.input_sizes()) +
-                                                                   element_count(problem.output_sizes())) *
-                                                  static_cast<std::size_t>(base.element_bytes) <=
-                                              kMostWorkspace;
+  const bool packs =
+      !device.any_batch && base.math != TileMath::fp32x3 &&
+      static_cast<std::size_t>(element_count(problem.input_sizes()) + element_count(problem.output_sizes())) *
+              static_cast<std::size_t>(base.element_bytes) <=
+          kMostWorkspace;
   for (const TapChoice& taps : tap_choices(base)) {
     ReduceShape shape = base;
     if (!set_taps(shape, taps)) continue;
@@ -309,7 +316,7 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
         shape.team_runs = static_cast<int>(ceil_div(shape.runs(), teams.run_teams));
         if (shape.team_runs * (teams.run_teams - 1) >= shape.runs()) continue;
         const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
-        if (sums > (shape.warpgroup ? 160 : shape.math == TileMath::tf32 ? 120 : 96)) continue;
+        if (sums > (shape.splits() ? 80 : shape.warpgroup ? 160 : shape.math == TileMath::tf32 ? 120 : 96)) continue;
         for (const PixelTile& box : boxes) {
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
@@ -361,7 +368,10 @@ std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const Dev
   std::vector<ReduceCandidate> candidates;
   for (const bool swapped : {false, true}) {
     const auto reduction = reduction_of(problem, swapped);
-    if (reduction) add_candidates(candidates, problem, *reduction, device, options);
+    if (!reduction) continue;
+    for (const bool warpgroup : warpgroup_choices(base_shape(problem, *reduction), device)) {
+      add_candidates(candidates, problem, *reduction, warpgroup, device, options);
+    }
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const ReduceCandidate& a, const ReduceCandidate& b) {
     return a.expected_seconds < b.expected_seconds;

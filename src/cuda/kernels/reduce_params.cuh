@@ -129,7 +129,10 @@ struct ReduceShape {
   constexpr int team_cells() const { return column_units() * team_columns; }
   constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
   constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
-  constexpr int stage_cells() const { return row_cells() + column_cells(); }
+  // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
+  constexpr bool splits() const { return warpgroup && math == TileMath::fp32x3; }
+  constexpr int plane_cells() const { return row_cells() + column_cells(); }
+  constexpr int stage_cells() const { return plane_cells() * (splits() ? 2 : 1); }
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
   constexpr int spare_cells() const { return run * team_columns + 16; }

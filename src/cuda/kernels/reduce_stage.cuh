@@ -265,6 +265,31 @@ struct LineSide {
   }
 };
 
+// x = big + small, both TF32; the product of two small parts is below fp32's last bit.
+struct SplitCell {
+  Cell big;
+  Cell small;
+
+  __device__ __forceinline__ explicit SplitCell(const Cell& cell) {
+    float rests = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = __uint_as_float(cell.word[i]);
+      big.word[i] = ptx::nearest_tf32(value);
+      const float rest = value - __uint_as_float(big.word[i]);
+      small.word[i] = ptx::nearest_tf32(rest);
+      rests += rest;
+    }
+    if (rests - rests == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((big.word[i] & 0x7f800000u) != 0x7f800000u) continue;  // infinite, NaN, or rounded up to infinity
+      big.word[i] = cell.word[i];
+      small.word[i] = 0;
+    }
+  }
+};
+
 // Both tensors.
 struct LineLoader {
   LineSide<true> rows;
@@ -294,7 +319,15 @@ struct LineLoader {
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
     const auto store_to = [](unsigned first) {
-      return [first](int number, const Cell& cell) { ptx::store_16(first + number * 16, cell); };
+      return [first](int number, const Cell& cell) {
+        if constexpr (kShape.splits()) {
+          const SplitCell split(cell);
+          ptx::store_16(first + number * 16, split.big);
+          ptx::store_16(first + (kShape.plane_cells() + number) * 16, split.small);
+        } else {
+          ptx::store_16(first + number * 16, cell);
+        }
+      };
     };
     rows.arrange(slot * kShape.raw_stage_bytes(), store_to(stage));
     columns.arrange(slot * kShape.raw_stage_bytes(), store_to(stage + kShape.row_cells() * 16));
