@@ -12,7 +12,11 @@ int reduce_registers(const ReduceShape& shape) {
   if (shape.splits()) return 2 * sums + shape.team_runs + 40;
   if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 56);
   const int halves = shape.warpgroup && shape.element_bytes == 2 ? 24 : 0;  // that wait to be put together
-  return sums + fragments + shape.batch_words() + shape.team_runs + halves + (shape.warpgroup ? 60 : split ? 116 : 84);
+  const int strided = shape.warpgroup && (shape.rows_channels_last || shape.columns_channels_last) ? 16 : 0;
+  return sums + fragments + shape.batch_words() + shape.team_runs + halves + strided +
+         (shape.warpgroup ? 60
+          : split         ? 116
+                          : 84);
 }
 
 std::size_t packed_row_bytes(const ReduceShape& shape, const ReduceParams& params) {
@@ -50,6 +54,8 @@ constexpr double kCopyCycles = 7.09;       // of the pipe to shared memory, for 
 constexpr double kArrangeCycles = 8.89;    // to read 32 cells of copies and to write them
 constexpr double kInstructionRate = 1.66;  // per cycle and multiprocessor
 constexpr double kMix = 0.142;             // share of what is not the largest cost and does not overlap with it
+constexpr double kLoaderShare = 0.94;      // of the sum, that cuts with warps which only load take
+constexpr double kThreadShare = 1.24;      // and those without
 constexpr double kFarParts = 1.08;         // parts of a cell that lie in different samples or slices
 constexpr double kStageCycles = 870;
 constexpr double kBatchCycles = 497;      // a batch of loads on its way
@@ -60,11 +66,17 @@ constexpr double kPairCycles = 6;         // of eight columns of a product, for 
 constexpr double kSplitCycles = 40;       // the same in fp32 out of TF32
 constexpr double kSplitWait = 300;        // until a warpgroup's products have ended, and to add them
 constexpr double kBlockCycles = 5.37e3;
-constexpr double kEndRate = 86.5;      // bytes of results per cycle and multiprocessor
-constexpr double kPackRate = 2.8e12;   // bytes per second, read and written, of the kernel that packs
-constexpr double kPackSeconds = 5e-6;  // its launch and the other kernel's, which begin together
-constexpr double kBulkRate = 36;       // bytes per cycle and multiprocessor that the copy engine brings
-constexpr double kPackedStageCycles = 60;
+constexpr double kEndRate = 86.5;  // bytes of results per cycle and multiprocessor
+
+// Of cuts whose tensors are packed before.
+constexpr double kPackRate = 3.47e12;    // bytes per second, read and written, of the kernel that packs
+constexpr double kPackSeconds = 6.3e-6;  // its launch and the other kernel's, which begin together
+constexpr double kBulkRate = 39.4;       // bytes per cycle and multiprocessor that the copy engine brings
+constexpr double kBulkCycles = 1.04e3;   // until the first of them arrive
+constexpr double kPackedStageCycles = 56;
+constexpr double kPackedBlockCycles = 2.44e3;
+constexpr double kPackedPartRate = 200;  // bytes of parts per cycle and multiprocessor
+constexpr double kPackedEndRate = 45.4;  // and of results
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -165,9 +177,8 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                  : static_cast<double>(reduction.column_strides[4]) *
                                        (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
   if (shape.packed) {
-    const double bytes = 16.0 * shape.stage_cells();
-    cost.loads = bytes / 128;
-    cost.traffic = bytes / kBulkRate;
+    cost.loads = 16.0 * shape.stage_cells() / 128;
+    cost.traffic = 16.0 * shape.stage_cells() / kBulkRate;
     return cost;
   }
   if (shape.loader_warps > 0) {
@@ -196,6 +207,38 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
   return cost;
 }
 
+// Cycles until all blocks have run, where wave(n) is what n blocks of a multiprocessor take at once.
+template <typename Wave>
+double cycles_of_waves(const ReduceShape& shape, const ReduceParams& params, const DeviceProperties& device,
+                       const Wave& wave) {
+  const double blocks = static_cast<double>(reduce_tiles(params)) * params.parts;
+  const double slots = static_cast<double>(device.multiprocessors) * shape.blocks_per_multiprocessor;
+  const double full_waves = std::floor(blocks / slots);
+  const double rest = blocks - full_waves * slots;
+  const double last = rest > 0 ? wave(std::ceil(rest / device.multiprocessors)) : 0;
+  return full_waves * wave(static_cast<double>(shape.blocks_per_multiprocessor)) + last;
+}
+
+// Pieces of the weight that lie together, in bytes: what a store of 32 is used for.
+double store_waste(const ReduceShape& shape) {
+  const bool whole_taps = shape.taps[1] == shape.kernel[1] && shape.taps[2] == shape.kernel[2];
+  return 32.0 / (whole_taps ? 32 : std::min(32, shape.taps[2] * shape.element_bytes));
+}
+
+// The copy engine brings stages into all slots of the ring: a slot waits for a copy and for the products of its stage.
+double packed_cycles(const ReduceShape& shape, const ReduceParams& params, const StageCost& cost,
+                     const DeviceProperties& device) {
+  const double busy = std::max({cost.multiply, cost.operands + cost.loads, cost.traffic});
+  const double chain =
+      std::max(cost.multiply + kPackedStageCycles, (kBulkCycles + cost.traffic + cost.multiply) / shape.stages);
+  const double stages = std::ceil(static_cast<double>(reduce_stages(params)) / params.parts);
+  const double outputs = 4.0 * shape.block_rows() * shape.block_sums();
+  const double ending = shape.partial ? outputs / kPackedPartRate : outputs * store_waste(shape) / kPackedEndRate;
+  return cycles_of_waves(shape, params, device, [&](double at_once) {
+    return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kPackedBlockCycles;
+  });
+}
+
 }  // namespace
 
 // Resident blocks overlap: the largest cost of a stage counts fully and the others in part; but no block is faster than
@@ -203,36 +246,6 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
 double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, const Problem& problem,
                       const Reduction& reduction, const DeviceProperties& device) {
   const StageCost cost = stage_cost(shape, reduction, device);
-  const double pipe = cost.operands + cost.loads;
-  const double largest = std::max({cost.multiply, pipe, cost.traffic, cost.instructions});
-  const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest);
-  // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
-  // and store it between two pieces of the product, all at the same time.
-  const double multiplying = std::max({cost.multiply, cost.operands, cost.team});
-  const double chain = shape.packed ? multiplying + kPackedStageCycles
-                       : shape.loader_warps > 0
-                           ? std::max(kLoaderCycles + cost.loader, kTeamCycles + multiplying)
-                           : kStageCycles + kBatchCycles * shape.batches() + cost.loads + multiplying;
-
-  const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
-  const double stages = std::ceil(all / params.parts);
-  // Pieces of the weight that lie together, in bytes; results take two ways through shared memory.
-  const double outputs = static_cast<double>(shape.block_rows()) * shape.block_sums();
-  const bool whole_taps = shape.taps[1] == shape.kernel[1] && shape.taps[2] == shape.kernel[2];
-  const double piece = whole_taps ? 32 : std::min(32, shape.taps[2] * shape.element_bytes);
-  const double ending = shape.partial ? outputs * 4 / kEndRate : outputs * (0.3 + 32 / piece * 4 / kEndRate);
-  const int resident = shape.blocks_per_multiprocessor;
-  const double blocks = static_cast<double>(reduce_tiles(params)) * params.parts;
-  const double slots = static_cast<double>(device.multiprocessors) * resident;
-  const auto wave = [&](double at_once) {
-    return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kBlockCycles;
-  };
-  const double full_waves = std::floor(blocks / slots);
-  const double rest = blocks - full_waves * slots;
-  double cycles = full_waves * wave(resident);
-  if (rest > 0) cycles += wave(std::ceil(rest / device.multiprocessors));
-  if (shape.split[0] * shape.split[1] > 1) cycles *= kFarParts;
-
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
                           element_count(problem.weight_sizes())) *
@@ -240,7 +253,30 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   const auto packed = static_cast<double>(reduce_packed_bytes(shape, params));
   const double sums = static_cast<double>(reduce_workspace_bytes(shape, params)) - packed;
   const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
-  if (shape.packed) return (bytes + packed) / kPackRate + kPackSeconds + cycles / kClock + finish;
+  if (shape.packed) {
+    return (bytes + packed) / kPackRate + kPackSeconds + packed_cycles(shape, params, cost, device) / kClock + finish;
+  }
+
+  const double pipe = cost.operands + cost.loads;
+  const double largest = std::max({cost.multiply, pipe, cost.traffic, cost.instructions});
+  const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest);
+  // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
+  // and store it between two pieces of the product, all at the same time.
+  const double multiplying = std::max({cost.multiply, cost.operands, cost.team});
+  const double chain = shape.loader_warps > 0
+                           ? std::max(kLoaderCycles + cost.loader, kTeamCycles + multiplying)
+                           : kStageCycles + kBatchCycles * shape.batches() + cost.loads + multiplying;
+
+  const double stages = std::ceil(static_cast<double>(reduce_stages(params)) / params.parts);
+  // Results take two ways through shared memory.
+  const double outputs = static_cast<double>(shape.block_rows()) * shape.block_sums();
+  const double ending = shape.partial ? outputs * 4 / kEndRate : outputs * (0.3 + store_waste(shape) * 4 / kEndRate);
+  double cycles = cycles_of_waves(shape, params, device, [&](double at_once) {
+    return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kBlockCycles;
+  });
+  cycles *= shape.loader_warps > 0 ? kLoaderShare : kThreadShare;
+  if (shape.split[0] * shape.split[1] > 1) cycles *= kFarParts;
+
   return std::max(cycles / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 + finish;
 }
 

@@ -161,11 +161,11 @@ int blocks_by_shared(const ReduceShape& shape, const DeviceProperties& device) {
 
 // Adds stages while the blocks still fit: of copied lines first, then of cells.
 void add_stages(ReduceShape& shape, const DeviceProperties& device) {
-  constexpr int kMostStages = 4;
+  const int most_stages = shape.packed ? 6 : 4;
   for (bool grown = true; grown;) {
     grown = false;
     for (int ReduceShape::* stages : {&ReduceShape::raw_stages, &ReduceShape::stages}) {
-      if (shape.*stages == kMostStages || (shape.packed && stages == &ReduceShape::raw_stages)) continue;
+      if (shape.*stages == most_stages || (shape.packed && stages == &ReduceShape::raw_stages)) continue;
       ++(shape.*stages);
       if (blocks_by_shared(shape, device) >= shape.blocks_per_multiprocessor) {
         grown = true;

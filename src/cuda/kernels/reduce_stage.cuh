@@ -72,7 +72,8 @@ struct LineSide {
   static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
   static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
   static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
-  static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kKept = kRounds <= 8 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kChecked = 3;                        // rounds written out for stages at a border, too
 
   const Element* base;                     // sample 0, the warp's first channel
   const Element* next;                     // the first element of the stage that is copied next, inside or not
@@ -155,7 +156,6 @@ struct LineSide {
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        unsigned stage_offset) const {
     if (channels <= 0) return;
-    const long long (&stride)[5] = side_strides<kOfRows>(params);
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
     bool inside = true;
     constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
@@ -164,41 +164,61 @@ struct LineSide {
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
-#pragma unroll kKept> 0 ? kKept : 1
-    for (int round = 0; round < kRounds; ++round) {
-      const int number = copy_of(round);
-      if (number >= kCopies || copied_channel() >= kTogether) continue;
-      bool wanted = true;
-      if (!inside) {
-        const Position position = position_of(number);
+    if constexpr (kRounds <= kChecked) {
 #pragma unroll
-        for (int dimension = 0; dimension < 4; ++dimension) {
-          const int at = start.begin[dimension] + position.at[dimension];
-          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
-        }
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset[kKept > 0 ? round : 0], stage_offset);
       }
-      const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
-      const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
-      const int line = number / kLineCopies;
-      unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
-                        (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
-      if (channels == kWarpChannels) {
-#pragma unroll kCopyUnroll
-        for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
-          if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
-            ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          }
-          source += step;
-          target += kTogether * kChannelBytes;
+    } else {
+      if (kKept > 0 && inside && channels == kWarpChannels) {
+#pragma unroll
+        for (int round = 0; round < kKept; ++round) {
+          copy_round(params, start, true, round, offset[kKept > 0 ? round : 0], stage_offset);
         }
-      } else {
+        return;
+      }
 #pragma unroll 1
-        for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset_of(params, round), stage_offset);
+      }
+    }
+  }
+
+  // One round of the lane's copies, the first of them at `place` from the stage's first element, in bytes.
+  __device__ __forceinline__ void copy_round(const ReduceParams& params, const StageStart<kOfRows>& start, bool inside,
+                                             int round, unsigned place, unsigned stage_offset) const {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const int number = copy_of(round);
+    if (number >= kCopies || copied_channel() >= kTogether) return;
+    bool wanted = true;
+    if (!inside) {
+      const Position position = position_of(number);
+#pragma unroll
+      for (int dimension = 0; dimension < 4; ++dimension) {
+        const int at = start.begin[dimension] + position.at[dimension];
+        if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
+      }
+    }
+    const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
+    const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
+    const int gaps = kLines.pitch - kLineCopies * kAlong;  // at the ends of lines
+    unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
+                      (number * kAlong + (gaps == 0 ? 0 : number / kLineCopies * gaps)) * kElementBytes;
+    if (channels == kWarpChannels) {
+#pragma unroll kCopyUnroll
+      for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
+        if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
           ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          source += step;
-          target += kTogether * kChannelBytes;
         }
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    } else {
+#pragma unroll 1
+      for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+        ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+        source += step;
+        target += kTogether * kChannelBytes;
       }
     }
   }
