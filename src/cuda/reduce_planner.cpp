@@ -51,8 +51,8 @@ ReduceShape base_shape(const Problem& problem, const Reduction& reduction) {
   return shape;
 }
 
-// Teams of four warps, of one, or either. Tiles of 64 rows that are mostly empty are better cut into tiles of 16;
-// threads that load and multiply in turns are not made for fp32 out of TF32 by warpgroups.
+// Teams of four warps or, where none can be built, of one. Tiles of 64 rows that are mostly empty are better cut into
+// tiles of 16; threads that load and multiply in turns are not made for fp32 out of TF32 by warpgroups.
 std::vector<bool> warpgroup_choices(const ReduceShape& base, const DeviceProperties& device) {
   if (device.arch != 90 || !device.has_wgmma || base.rows < 24) return {false};
   return base.math == TileMath::fp32x3 ? std::vector<bool>{true, false} : std::vector<bool>{true};
@@ -369,8 +369,9 @@ std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const Dev
   for (const bool swapped : {false, true}) {
     const auto reduction = reduction_of(problem, swapped);
     if (!reduction) continue;
+    const std::size_t before = candidates.size();
     for (const bool warpgroup : warpgroup_choices(base_shape(problem, *reduction), device)) {
-      add_candidates(candidates, problem, *reduction, warpgroup, device, options);
+      if (candidates.size() == before) add_candidates(candidates, problem, *reduction, warpgroup, device, options);
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const ReduceCandidate& a, const ReduceCandidate& b) {
