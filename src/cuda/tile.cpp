@@ -35,7 +35,7 @@ std::string initialiser(const TileShape& s) {
   text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
   text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
-          number(s.row_tiles) + number(s.column_tiles);
+          number(s.line_axis) + number(s.row_tiles) + number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
@@ -74,8 +74,7 @@ std::string back_tables(const TileShape& shape) {
   std::string cells;
   std::string rows;
   for (int index = 0; index < shape.all_backs(); ++index) {
-    const int back[3] = {index / (shape.axis_backs(2) * shape.axis_backs(1)),
-                         index / shape.axis_backs(2) % shape.axis_backs(1), index % shape.axis_backs(2)};
+    const int back[3] = {shape.back_along(0, index), shape.back_along(1, index), shape.back_along(2, index)};
     int position = 0;
     int plane = 0;
     for (int a = 0; a < 3; ++a) {

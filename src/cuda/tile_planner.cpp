@@ -23,6 +23,7 @@ TileMath math_of(const Problem& problem) {
 // What every candidate of a problem shares.
 TileShape base_shape(const Problem& problem) {
   TileShape shape{};
+  shape.line_axis = -1;
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));
   shape.gradient = problem.direction == Direction::grad_input;

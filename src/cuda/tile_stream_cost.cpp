@@ -20,11 +20,11 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   for (int back = 0; back < shape.all_backs(); ++back)
     rows += std::popcount(row_tiles_with_tap(shape, back)) * shape.row_unit;
   const double products = steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
-  const double items = steps * shape.all_backs();
+  const double items = steps * shape.all_backs() / shape.line_backs();
   const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows();
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.19) * (on_all_banks ? 1.0 : 2.1);
   const double words = shape.element_bytes == 2 && !shape.input_channels_last ? 2 : 1;
-  const double fragments = items * cell_tiles * 16 * conflicts * words;
+  const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
   const double multiply = 0.63 * products + 2.1 * fragments + 6.5 * chunks * shape.column_teams;
   const double copies = 0.64 * chunks * (shape.input_channels_last ? 1 : shape.chunk_channels()) * shape.copy_places();
 

@@ -60,6 +60,10 @@ struct TileShape {
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
+  // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
+  // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
+  // multiplies a fragment of input once for each.
+  int line_axis;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -133,6 +137,16 @@ struct TileShape {
     return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
   }
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
+  // Which distance along an axis the `index`-th one is: lines one after the other, or the width's fastest.
+  constexpr int back_along(int axis, int index) const {
+    if (axis == line_axis) return index % axis_backs(axis);
+    if (line_axis >= 0) index /= axis_backs(line_axis);
+    for (int inner = 2; inner > axis; --inner) {
+      if (inner != line_axis) index /= axis_backs(inner);
+    }
+    return index % axis_backs(axis);
+  }
+  constexpr int line_backs() const { return line_axis < 0 ? 1 : axis_backs(line_axis); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
@@ -156,11 +170,21 @@ struct TileShape {
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
 
+  // Streams: whether a team's tiles of 64 cells lie one step of the line's axis apart, and how many fragments of input
+  // a line takes then.
+  constexpr bool stacks_tiles() const { return line_axis >= 0 && column_tiles > 8; }
+  constexpr int line_fragments() const { return column_tiles / 8 + line_backs() - 1; }
+  // From one fragment of a line to the next, in bytes.
+  constexpr int line_step() const {
+    return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
+  }
+
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
-                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    if (warpgroup && !streams) return ((n * patch(1) + d) * patch(2) + h) * patch(3) + w;
+    if (!stacks_tiles()) return ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return line_axis == 1 ? h * 64 + (n * tile[1] + d) * tile[3] + w : d * 64 + (n * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
