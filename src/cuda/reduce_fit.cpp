@@ -127,7 +127,8 @@ bool set_copies(ReduceShape& shape, const Reduction& reduction) {
       shape.column_copy /= 2;
     }
   }
-  const int least = 4 / shape.element_bytes;  // the smallest copy has four bytes
+  // The smallest copy has four bytes; a kernel that packs can do without copies.
+  const int least = shape.packed ? 1 : 4 / shape.element_bytes;
   return shape.row_copy >= least && shape.column_copy >= least;
 }
 

@@ -106,7 +106,7 @@ TEST_F(EmulatedReduce, PackedAhead) {
   const std::vector<Problem> all = shapes();
   std::vector<Problem> problems;
   for (const std::size_t i : {0U, 2U, 3U, 6U, 9U, 12U, 16U}) problems.push_back(all[i]);
-  problems.push_back(gradient(all[3], DType::bf16));
+  problems.push_back(gradient(all[3], DType::bf16));  // rows of odd length
   problems.push_back(gradient(make(2, 80, 96, 2, {axis(6, 3, 2, 1), axis(8, 4, 2, 1)}), DType::f16));
   for (const std::size_t i : {0U, 8U}) {
     Problem problem = problems[i];

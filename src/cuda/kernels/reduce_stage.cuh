@@ -204,7 +204,9 @@ struct LineSide {
     const int gaps = kLines.pitch - kLineCopies * kAlong;  // at the ends of lines
     unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
                       (number * kAlong + (gaps == 0 ? 0 : number / kLineCopies * gaps)) * kElementBytes;
-    if (channels == kWarpChannels) {
+    if constexpr (kCopy * kBytes < 4) {
+      copy_halves(target, source, step, wanted);
+    } else if (channels == kWarpChannels) {
 #pragma unroll kCopyUnroll
       for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
         if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
@@ -220,6 +222,27 @@ struct LineSide {
         source += step;
         target += kTogether * kChannelBytes;
       }
+    }
+  }
+
+  // Elements of two bytes on their own, too short for a copy, pass registers, some at a time.
+  __device__ __forceinline__ void copy_halves(unsigned target, const char* source, long long step, bool wanted) const {
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int channel = copied_channel(); channel < channels; channel += kAtOnce * kTogether) {
+      unsigned words[kAtOnce][1];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::load_if<2>(wanted && channel + i * kTogether < channels, source + i * step, words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (channel + i * kTogether < channels) {
+          ptx::store_shared_half(target + i * kTogether * kChannelBytes, words[i][0]);
+        }
+      }
+      source += kAtOnce * step;
+      target += kAtOnce * kTogether * kChannelBytes;
     }
   }
 
