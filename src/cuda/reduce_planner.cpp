@@ -292,11 +292,11 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
   ReduceShape base = base_shape(problem, reduction);
   base.warpgroup = warpgroup;
   const std::vector<PixelTile> tiles = pixel_tiles(problem, reduction, base);
-  const bool packs =
-      !device.any_batch && base.math != TileMath::fp32x3 &&
+  const auto bytes =
       static_cast<std::size_t>(element_count(problem.input_sizes()) + element_count(problem.output_sizes())) *
-              static_cast<std::size_t>(base.element_bytes) <=
-          kMostWorkspace;
+      static_cast<std::size_t>(base.element_bytes);
+  const bool packs =
+      !device.any_batch && base.math != TileMath::fp32x3 && bytes >= options.least_packed && bytes <= kMostWorkspace;
   for (const TapChoice& taps : tap_choices(base)) {
     ReduceShape shape = base;
     if (!set_taps(shape, taps)) continue;
