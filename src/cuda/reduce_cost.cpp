@@ -54,8 +54,11 @@ constexpr double kCopyCycles = 7.09;       // of the pipe to shared memory, for 
 constexpr double kArrangeCycles = 8.89;    // to read 32 cells of copies and to write them
 constexpr double kInstructionRate = 1.66;  // per cycle and multiprocessor
 constexpr double kMix = 0.142;             // share of what is not the largest cost and does not overlap with it
-constexpr double kLoaderShare = 0.94;      // of the sum, that cuts with warps which only load take
-constexpr double kThreadShare = 1.24;      // and those without
+constexpr double kThreadShare = 1.24;      // cuts without warps that only load take more than this sum,
+constexpr double kLoaderShare = 0.94;      // those with four such warps less;
+constexpr double kShortCopyShare = 0.88;   // eight help with copies shorter than 16 bytes
+constexpr double kLongCopyShare = 1;       // and not with others
+constexpr double kRingCycles = 50;         // of a stage, to pass it on
 constexpr double kFarParts = 1.08;         // parts of a cell that lie in different samples or slices
 constexpr double kStageCycles = 870;
 constexpr double kBatchCycles = 497;      // a batch of loads on its way
@@ -219,6 +222,12 @@ double cycles_of_waves(const ReduceShape& shape, const ReduceParams& params, con
   return full_waves * wave(static_cast<double>(shape.blocks_per_multiprocessor)) + last;
 }
 
+double share_of_sum(const ReduceShape& shape) {
+  if (shape.loader_warps == 0) return kThreadShare;
+  if (shape.loader_warps == 4) return kLoaderShare;
+  return std::min(shape.row_copy, shape.column_copy) < shape.vector() ? kShortCopyShare : kLongCopyShare;
+}
+
 // Pieces of the weight that lie together, in bytes: what a store of 32 is used for.
 double store_waste(const ReduceShape& shape) {
   const bool whole_taps = shape.taps[1] == shape.kernel[1] && shape.taps[2] == shape.kernel[2];
@@ -259,7 +268,8 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
 
   const double pipe = cost.operands + cost.loads;
   const double largest = std::max({cost.multiply, pipe, cost.traffic, cost.instructions});
-  const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest);
+  const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest) +
+                      (shape.loader_warps > 0 ? kRingCycles : 0);
   // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
   // and store it between two pieces of the product, all at the same time.
   const double multiplying = std::max({cost.multiply, cost.operands, cost.team});
@@ -274,7 +284,7 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   double cycles = cycles_of_waves(shape, params, device, [&](double at_once) {
     return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kBlockCycles;
   });
-  cycles *= shape.loader_warps > 0 ? kLoaderShare : kThreadShare;
+  cycles *= share_of_sum(shape);
   if (shape.split[0] * shape.split[1] > 1) cycles *= kFarParts;
 
   return std::max(cycles / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 + finish;
