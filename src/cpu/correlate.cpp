@@ -19,6 +19,7 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: a panel stays in the L1 cache
+constexpr std::int64_t kMostChannels = 128;  // added up tap by tap, where channels are innermost
 constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
@@ -72,13 +73,17 @@ class Correlate final : public Kernel {
     empty_ = all == 0 || problem.batch == 0 || roles_.target_channels == 0;
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
     const std::int64_t taps = std::max<std::int64_t>(tiling_.most_taps(), 1);
-    chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
-                       std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
-    chunk_ = even_parts(roles_.source_channels, chunk_);
     const std::int64_t length = tiling_.longest();
     const std::int64_t targets = std::min(blocking.target_channels, std::max<std::int64_t>(roles_.target_channels, 1));
     channels_inside_ = roles_.source_strides[1] == 1 && roles_.target_strides[1] == 1 &&
                        std::min(roles_.source_channels, targets) >= kMostLanes / 2;
+    if (channels_inside_) {
+      chunk_ = std::min(round_up(even_parts(roles_.source_channels, kMostChannels), kMostLanes), roles_.source_channels);
+    } else {
+      chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
+                         std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
+      chunk_ = even_parts(roles_.source_channels, chunk_);
+    }
     // Cells are the columns that need no transposing. But all taps other than those at whole vectors are read across
     // cache lines then, which costs more than transposing long sums does.
     const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
@@ -97,7 +102,7 @@ class Correlate final : public Kernel {
     shares_weights_ = tiling_.tiles() > 1 && weights_are_shared(problem) && !empty_;
     if (shares_weights_) {
       workspace_bytes_ = weights * sizeof(T);
-    } else {
+    } else if (!channels_inside_) {
       chunk_ = std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_targets(targets), 1));
       chunk_ = even_parts(roles_.source_channels, chunk_);
     }
@@ -188,6 +193,7 @@ class Correlate final : public Kernel {
   // Packed weights of a block of targets and a chunk of source channels, without gaps:
   //   cells are columns: [phase][panel of targets][channel][tap][target of the panel]
   //   targets are columns: [phase][panel][channel][tap][target], the last panel filled with zeros to whole vectors
+  //   channels are innermost in the source: [phase][panel][tap][channel][target]
   std::int64_t packed_targets(std::int64_t targets) const {
     return cells_are_columns_ ? targets : round_up(targets, kMostLanes);
   }
@@ -201,11 +207,16 @@ class Correlate final : public Kernel {
 
   // Targets of the panels of a block, and of one that begins at `row`.
   std::int64_t panel_of(const MathOps<T>& math, std::int64_t targets) const {
-    return cells_are_columns_ ? math.tile_for(targets, tiling_.longest()).rows
-                              : math.tile_for(tiling_.longest(), targets).vectors * math.lanes;
+    if (cells_are_columns_) return math.tile_for(targets, tiling_.longest()).rows;
+    return tile_along_targets(math, targets).vectors * math.lanes;
   }
   std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t targets, std::int64_t row) const {
     return cells_are_columns_ ? std::min(panel, targets - row) : panel_width(math, panel, targets, row);
+  }
+
+  MathOps<T>::TileSize tile_along_targets(const MathOps<T>& math, std::int64_t targets) const {
+    return channels_inside_ ? math.tile_for_cells(tiling_.longest(), targets)
+                            : math.tile_for(tiling_.longest(), targets);
   }
 
   void pack_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel, std::int64_t channels,
@@ -221,7 +232,8 @@ class Correlate final : public Kernel {
         const auto count = static_cast<std::int64_t>(weight_taps_[phase].size());
         const std::int64_t begin = phase_place(block, channels, phase) + row * channels * count;
         for (std::int64_t t = 0; t < count; ++t) {
-          taps[index++] = {weight_taps_[phase][t], begin + t * width, count * width};
+          const std::int64_t before = channels_inside_ ? t * channels : t;
+          taps[index++] = {weight_taps_[phase][t], begin + before * width, (channels_inside_ ? 1 : count) * width};
         }
       }
     }
@@ -291,6 +303,14 @@ class Correlate final : public Kernel {
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
     std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.all_taps());
+    std::vector<std::vector<Segment>> segments;  // of each phase
+    if (channels_inside_) {
+      for (const PhaseTile& phase : tiling_.phases()) {
+        const bool empty = phase.taps.empty();
+        segments.push_back(empty ? std::vector<Segment>()
+                                 : tiling_.segments(tile, phase, tile_along_targets(math, block.targets).rows));
+      }
+    }
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const std::int64_t channel = block.group * roles_.source_channels + c;
@@ -298,11 +318,15 @@ class Correlate final : public Kernel {
       const Cells cells = pack_cells(tile, view, steps, source);
       if (own != nullptr) pack_weights(tensors, block, c, channels, own);
       const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
+      if (channels_inside_) {
+        multiply_in_place(math, block, channels, weights, cells, segments, results, c > 0);
+        continue;
+      }
       for (std::size_t phase = 0; phase < phases; ++phase) {
         std::int64_t* to = offsets + taps_before_[phase] * channels;
         for (std::int64_t i = 0; i < channels; ++i) {
           for (const Tap& tap : tiling_.phases()[phase].taps) {
-            *to++ = i * steps.channel + (tap.source * tiling_.plane_size() + tap.offset) * cells.step;
+            *to++ = i * steps.channel + tap.source * tiling_.plane_size() + tap.offset;
           }
         }
       }
@@ -380,7 +404,7 @@ class Correlate final : public Kernel {
     T* const rows = memory.get(row_panels.size(most, std::max(kDepth, tiling_.most_taps())));
     for (std::int64_t first = 0; first < length; first += most) {
       const std::int64_t count = std::min(most, length - first);
-      const T* const cell = cells.first + first * cells.step;
+      const T* const cell = cells.first + first;
       for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
         const auto taps = static_cast<std::int64_t>(tiling_.phases()[phase].taps.size());
         if (taps == 0) continue;
@@ -388,21 +412,55 @@ class Correlate final : public Kernel {
         const Panels<T> panels{weights + phase_place(block, channels, phase), job.depth, 0};
         job.a = rows;
         job.c += first * job.c_step;
-        // In whole channels where these are innermost.
-        const std::int64_t unit = cells.step == 1 ? 1 : taps;
-        const std::int64_t most_depth = even_parts(panels.depth / unit, kDepth / unit) * unit;
+        const std::int64_t most_depth = even_parts(panels.depth, kDepth);
         for (std::int64_t k = 0; k < panels.depth; k += most_depth) {
           job.depth = std::min(most_depth, panels.depth - k);
           // Phases of kernel == stride, among others, read the same cells.
           if (!repeats_[phase] || most_depth < panels.depth) {
-            const std::int64_t* const places = offsets + taps_before_[phase] * channels + k;
-            if (cells.step == 1) pack_rows(math, row_panels, count, cell, places, job.depth, rows);
-            for (std::int64_t t = 0; cells.step != 1 && t < taps; ++t) {
-              pack_lines(row_panels, count, cell + places[t], cells.step, job.depth, rows, t, taps);
-            }
+            pack_rows(math, row_panels, count, cell, offsets + taps_before_[phase] * channels + k, job.depth, rows);
           }
           multiply_panels(math, size, count, block.targets, {panels.data, panels.depth, k}, job);
           job.accumulate = true;
+        }
+      }
+    }
+  }
+
+  // Where channels are innermost, cells are rows of the product as they are, and a tap is a distance. Taps that read
+  // nothing but zeros are left out, row by row.
+  void multiply_in_place(const MathOps<T>& math, const Block& block, std::int64_t channels, const T* weights,
+                         const Cells& cells, const std::vector<std::vector<Segment>>& segments,
+                         const Results<T>& results, bool accumulate) const {
+    const auto size = tile_along_targets(math, block.targets);
+    std::vector<std::int64_t> offsets;
+    std::vector<std::int64_t> places;
+    MultiplyCells<T> job;
+    job.a_step = cells.step;
+    job.depth = channels;
+    job.c_step = results.row_size;
+    for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
+      const auto& taps = tiling_.phases()[phase].taps;
+      const Panels<T> panels{weights + phase_place(block, channels, phase),
+                             static_cast<std::int64_t>(taps.size()) * channels};
+      T* const sums = results.sums + tiling_.slot(phase) * results.phase_size;
+      for (const Segment& segment : segments[phase]) {
+        offsets.clear();
+        places.clear();
+        for (const std::int64_t t : segment.taps) {
+          offsets.push_back((taps[t].source * tiling_.plane_size() + taps[t].offset) * cells.step);
+          places.push_back(t * channels);
+        }
+        job.a = cells.first + segment.first * cells.step;
+        job.c = sums + segment.first * job.c_step;
+        const auto count = static_cast<std::int64_t>(segment.taps.size());
+        const std::int64_t parts = even_parts(count, kDepth / channels);
+        // At least once: what no tap reaches is zero.
+        for (std::int64_t t = 0; t == 0 || t < count; t += parts) {
+          job.offsets = offsets.data() + t;
+          job.places = places.data() + t;
+          job.parts = std::min(parts, count - t);
+          job.accumulate = accumulate || t > 0;
+          multiply_cells(math, size, segment.count, block.targets, panels, job);
         }
       }
     }

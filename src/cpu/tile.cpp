@@ -56,7 +56,8 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells)
               const auto widths = static_cast<std::int64_t>(width.sources.size());
               const std::int64_t source = (kd.source * heights + kh.source) * widths + kw.source;
               const std::int64_t offset = place(0, kd.offset) + place(1, kh.offset) + place(2, kw.offset);
-              phase.taps.push_back({{kd.tap, kh.tap, kw.tap}, source, offset});
+              phase.taps.push_back(
+                  {{kd.tap, kh.tap, kw.tap}, source, offset, {kd.offset, kh.offset, kw.offset}});
               reads_around_ = reads_around_ || offset != 0;
               lowest = std::min(lowest, offset);
               highest = std::max(highest, offset);
@@ -99,6 +100,39 @@ Tile Tiling::tile(std::int64_t index) const {
   tile.images = std::min(shape_.images, batch_ - tile.image);
   tile.length = shape_.length_of(tile.images, tile.count);
   return tile;
+}
+
+std::vector<Segment> Tiling::segments(const Tile& tile, const PhaseTile& phase, std::int64_t rows) const {
+  std::vector<Segment> segments;
+  Triple count{};
+  for (int a = 0; a < kSpatialAxes; ++a) count[a] = std::min(tile.count[a], phase.lattice[a].count - tile.begin[a]);
+  if (count[2] <= 0) return segments;
+  const std::int64_t alone = count[2] + ceil_div(count[2], rows);  // in rows of products, one more for each tile
+  const bool joins = alone * rows > shape_.pitch[2] * (rows + 1);
+  for (std::int64_t image = 0; image < tile.images; ++image) {
+    for (std::int64_t d = 0; d < count[0]; ++d) {
+      for (std::int64_t h = 0; h < count[1]; ++h) {
+        Segment row{image * shape_.image_step + d * shape_.steps[0] + h * shape_.steps[1], count[2], {}};
+        const std::array<std::int64_t, 2> cell = {tile.begin[0] + d, tile.begin[1] + h};
+        for (std::size_t t = 0; t < phase.taps.size(); ++t) {
+          const Tap& tap = phase.taps[t];
+          bool reads = true;
+          for (int a = 0; a < 2; ++a) {
+            const std::int64_t position = cell[a] + tap.shift[a];
+            reads = reads && position >= 0 && position < sources_[tap.source][a].count;
+          }
+          if (reads) row.taps.push_back(static_cast<std::int64_t>(t));
+        }
+        const bool next = joins && !segments.empty() && h > 0 && segments.back().taps == row.taps;
+        if (next) {
+          segments.back().count = row.first + row.count - segments.back().first;
+        } else {
+          segments.push_back(std::move(row));
+        }
+      }
+    }
+  }
+  return segments;
 }
 
 }  // namespace tconv::cpu

@@ -22,6 +22,7 @@ struct Tap {
   Triple tap;
   std::int64_t source = 0;  // index of the source lattice triple
   std::int64_t offset = 0;  // along the line
+  Triple shift{};           // the same axis by axis: target position j reads position j + shift of the source lattice
 };
 
 // A product of three axis targets.
@@ -57,12 +58,23 @@ struct TileShape {
   std::int64_t longest() const { return length_of(images, block); }  // Tile::length of a full tile
 };
 
+// Neighbouring cells of the line that the same taps reach.
+struct Segment {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  std::vector<std::int64_t> taps;  // of the phase, those that read something in depth and height
+};
+
 class Tiling {
  public:
   Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells);
 
   std::int64_t tiles() const { return shape_.tiles; }
   Tile tile(std::int64_t index) const;
+
+  // The cells of a phase in a tile. Rows are joined where what lies between them costs less than a register tile that
+  // is not full; `rows` is the height of those.
+  std::vector<Segment> segments(const Tile& tile, const PhaseTile& phase, std::int64_t rows) const;
 
   const std::vector<PhaseTile>& phases() const { return phases_; }
   const std::vector<std::array<Lattice, kSpatialAxes>>& sources() const { return sources_; }
