@@ -16,6 +16,9 @@ constexpr std::int64_t kTasksWanted = 16;                        // no more are 
 constexpr std::int64_t kPanel = 14;                              // target channels are cut at multiples of this
 constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of packed weights that any call may hold
 
+constexpr std::int64_t kManyTargets = 48;    // channels that fill wide register tiles
+constexpr std::int64_t kMostTogether = 128;  // channels added up before the next tap's
+
 // In cycles, roughly.
 constexpr double kTaskCost = 3000;
 constexpr double kRowCost = 25;  // of a row of the source, however short
@@ -40,6 +43,25 @@ bool weights_are_shared(const Problem& problem) {
   const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
   const std::int64_t room = std::max(kSharedWeights, tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / 16);
   return element_count(problem.weight_sizes()) * element <= room;
+}
+
+std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
+  std::int64_t taps = 1;  // of the phase with most of them
+  std::size_t sources = 1;
+  for (const AxisMap& map : maps) {
+    std::size_t most = 0;
+    for (const AxisTarget& target : map.targets) most = std::max(most, target.taps.size());
+    taps *= static_cast<std::int64_t>(most);
+    sources *= map.sources.size();
+  }
+  const std::int64_t channels = roles.source_channels;
+  if (std::min(channels, roles.target_channels) < kMostLanes / 2) return 0;
+  const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
+  // Several source lattices would have to be taken apart and transposed.
+  const bool pays = sources == 1 && roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
+  if (!side_by_side && !pays) return 0;
+  const std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
+  return std::min(round_up(even_parts(channels, most), kMostLanes), channels);
 }
 
 double column_cost(std::int64_t columns) {
@@ -76,16 +98,21 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   };
   const std::int64_t most_sums = caches.elements(kSumsShare);
   const std::int64_t most_source = caches.elements(kSourceShare);
+  const std::int64_t together = channels_together(maps, roles);
+  // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
+  const std::int64_t packed_channels = std::max<std::int64_t>(together / 2, 8);
   Blocking best;
   double least = 0;
   for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
     Blocking blocking;
     blocking.most_source = most_source;
+    blocking.channels_together = together;
     blocking.cells = ceil_div(cells, parts);
     const TileShape shape(maps, problem.batch, blocking.cells);
     const std::int64_t line = shape.images * shape.image_step;
     const bool last = blocking.cells <= kFewestCells;
-    if (!last && (line * sources * 8 > most_source || shape.longest() * phases * kPanel > most_sums)) continue;
+    if (!last && (line * sources * packed_channels > most_source || shape.longest() * phases * kPanel > most_sums))
+      continue;
     const auto tiles = static_cast<double>(shape.tiles);
     const auto weights = static_cast<double>(taps * channels);
     const double length = static_cast<double>(shape.longest());

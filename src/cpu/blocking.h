@@ -2,6 +2,7 @@
 // what is computed does not depend on the cut.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/caches.h"
@@ -35,11 +36,24 @@ AxisMaps maps_of(const Problem& problem);
 // Whether the call may hold a packed copy of all weights.
 bool weights_are_shared(const Problem& problem);
 
+// Where the packed source has its channels innermost: how many are added up before the next tap's. 0: it has not. This
+// sets the order of the sums, so that it depends on the layer alone.
+std::int64_t channels_together(const AxisMaps& maps, const Roles& roles);
+
+inline constexpr std::int64_t kLongSum = 128;  // multiply-adds of a result that pay for transposing it
+
+// The size of the parts that `count` is cut into, all about the same and none larger than `most`.
+inline std::int64_t even_parts(std::int64_t count, std::int64_t most) {
+  const std::int64_t all = std::max<std::int64_t>(count, 1);
+  return ceil_div(all, ceil_div(all, std::max<std::int64_t>(most, 1)));
+}
+
 struct Blocking {
   std::int64_t cells = 0;  // of a tile
   std::int64_t target_channels = 0;
   std::int64_t target_blocks = 0;  // of a group
-  std::int64_t most_source = 0;    // elements of the packed source of a task
+  std::int64_t channels_together = 0;
+  std::int64_t most_source = 0;  // elements of the packed source of a task
 };
 
 // Columns that a register tile pays for: a lonely last vector costs nearly as much as two.

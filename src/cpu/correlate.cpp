@@ -19,18 +19,10 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: a panel stays in the L1 cache
-constexpr std::int64_t kMostChannels = 128;  // added up tap by tap, where channels are innermost
 constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
-constexpr std::int64_t kLongSum = 128;        // multiply-adds of a result that pay for transposing it
 constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
-
-// The size of the parts that `count` is cut into, all about the same and none larger than `most`.
-std::int64_t even_parts(std::int64_t count, std::int64_t most) {
-  const std::int64_t all = std::max<std::int64_t>(count, 1);
-  return ceil_div(all, ceil_div(all, std::max<std::int64_t>(most, 1)));
-}
 
 template <typename T>
 struct Memory {
@@ -75,10 +67,10 @@ class Correlate final : public Kernel {
     const std::int64_t taps = std::max<std::int64_t>(tiling_.most_taps(), 1);
     const std::int64_t length = tiling_.longest();
     const std::int64_t targets = std::min(blocking.target_channels, std::max<std::int64_t>(roles_.target_channels, 1));
-    channels_inside_ = roles_.source_strides[1] == 1 && roles_.target_strides[1] == 1 &&
-                       std::min(roles_.source_channels, targets) >= kMostLanes / 2;
+    const std::int64_t depth = roles_.source_channels * taps;
+    channels_inside_ = blocking.channels_together > 0;
     if (channels_inside_) {
-      chunk_ = std::min(round_up(even_parts(roles_.source_channels, kMostChannels), kMostLanes), roles_.source_channels);
+      chunk_ = blocking.channels_together;
     } else {
       chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
                          std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
@@ -87,7 +79,6 @@ class Correlate final : public Kernel {
     // Cells are the columns that need no transposing. But all taps other than those at whole vectors are read across
     // cache lines then, which costs more than transposing long sums does.
     const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
-    const std::int64_t depth = roles_.source_channels * taps;
     const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
     // Many phases are better interleaved while they are transposed.
     const bool gathers = tiling_.row_phases() > 4 && targets >= kMostLanes / 2;

@@ -99,9 +99,11 @@ void multiply_cells(const MathOps<T>& math, const typename MathOps<T>::TileSize&
   const std::int64_t tiles = (cells + tile.rows - 1) / tile.rows;
   const T* const a = job.a;
   T* const c = job.c;
+  const T* const initial = job.initial;
   for (std::int64_t n = 0; n < columns; n += panel) {
     job.b_step = panel_width(math, panel, columns, n);
     job.b = panels.data + n * panels.depth;
+    job.initial = initial == nullptr ? nullptr : initial + n;
     for (std::int64_t i = 0; i < tiles; ++i) {
       const std::int64_t m = cells * i / tiles;
       job.a = a + m * job.a_step;

@@ -29,20 +29,27 @@ constexpr int widest(int rows) {
 }
 static_assert(kTallRows <= kMostRows);
 
-// Sums of a register tile, from c or from nothing, and the lines of the tile below, which nothing else foretells.
+// Sums of a register tile as they are in c, and the lines of the tile below, which nothing else foretells.
 template <typename T, int kTileRows, int kVectors, class D>
-HWY_INLINE void load_sums(D tag, const T* c, std::int64_t c_step, bool accumulate,
-                          hn::Vec<D> (&sums)[kTileRows][kVectors]) {
+HWY_INLINE void load_sums(D tag, const T* c, std::int64_t c_step, hn::Vec<D> (&sums)[kTileRows][kVectors]) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[m][v] = accumulate ? hn::LoadU(tag, c + m * c_step + v * lanes) : hn::Zero(tag);
-    }
+    for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::LoadU(tag, c + m * c_step + v * lanes);
   }
-  if (!accumulate) return;
   for (int m = 0; m < kTileRows; ++m) {
     for (int v = 0; v < kVectors; ++v) hwy::Prefetch(c + (m + kTileRows) * c_step + v * lanes);
+  }
+}
+
+// Sums that begin with the same row each, or with zeros.
+template <typename T, int kTileRows, int kVectors, class D>
+HWY_INLINE void begin_sums(D tag, const T* initial, hn::Vec<D> (&sums)[kTileRows][kVectors]) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  for (int v = 0; v < kVectors; ++v) {
+    const auto first = initial == nullptr ? hn::Zero(tag) : hn::LoadU(tag, initial + v * lanes);
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) sums[m][v] = first;
   }
 }
 
@@ -54,7 +61,11 @@ void multiply(const Multiply<T>& job) {
   T* const c = job.c;
   const std::int64_t c_step = job.c_step;
   V sums[kTileRows][kVectors];
-  load_sums<T, kTileRows, kVectors>(tag, c, c_step, job.accumulate, sums);
+  if (job.accumulate) {
+    load_sums<T, kTileRows, kVectors>(tag, c, c_step, sums);
+  } else {
+    begin_sums<T, kTileRows, kVectors>(tag, static_cast<const T*>(nullptr), sums);
+  }
   const T* a = job.a;
   const T* b = job.b;
   const auto step = [&](std::int64_t k) HWY_ATTR {
@@ -91,11 +102,15 @@ void multiply_cells(const MultiplyCells<T>& job) {
   const std::int64_t a_step = job.a_step;
   const std::int64_t b_step = job.b_step;
   V sums[kTileRows][kVectors];
-  load_sums<T, kTileRows, kVectors>(tag, job.c, job.c_step, job.accumulate, sums);
+  if (job.accumulate) {
+    load_sums<T, kTileRows, kVectors>(tag, job.c, job.c_step, sums);
+  } else {
+    begin_sums<T, kTileRows, kVectors>(tag, job.initial, sums);
+  }
   for (std::int64_t p = 0; p < job.parts; ++p) {
     const T* const a = job.a + job.offsets[p];
     const T* b = job.b + job.places[p] * b_step;
-    for (std::int64_t k = 0; k < job.depth; ++k) {
+    const auto step = [&](std::int64_t k) HWY_ATTR {
       V columns[kVectors];
       for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
 #pragma GCC unroll 16
@@ -104,7 +119,17 @@ void multiply_cells(const MultiplyCells<T>& job) {
         for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
       }
       b += b_step;
+    };
+    std::int64_t k = 0;
+    if constexpr (kVectors < 3) {
+      for (; k + 4 <= job.depth; k += 4) {
+        step(k);
+        step(k + 1);
+        step(k + 2);
+        step(k + 3);
+      }
     }
+    for (; k < job.depth; ++k) step(k);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {

@@ -39,8 +39,9 @@ struct MultiplyCells {
   const T* b = nullptr;
   std::int64_t b_step = 0;  // from k to k + 1
   T* c = nullptr;
-  std::int64_t c_step = 0;  // from m to m + 1
-  bool accumulate = false;
+  std::int64_t c_step = 0;     // from m to m + 1
+  bool accumulate = false;     // otherwise c begins with
+  const T* initial = nullptr;  // [n], or zeros
 };
 
 // A register tile of dot products: c[m][n] += sum over p < length of a[m a_step + p] b[offsets[n] + p]. The length is

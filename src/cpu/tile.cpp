@@ -56,8 +56,7 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells)
               const auto widths = static_cast<std::int64_t>(width.sources.size());
               const std::int64_t source = (kd.source * heights + kh.source) * widths + kw.source;
               const std::int64_t offset = place(0, kd.offset) + place(1, kh.offset) + place(2, kw.offset);
-              phase.taps.push_back(
-                  {{kd.tap, kh.tap, kw.tap}, source, offset, {kd.offset, kh.offset, kw.offset}});
+              phase.taps.push_back({{kd.tap, kh.tap, kw.tap}, source, offset, {kd.offset, kh.offset, kw.offset}});
               reads_around_ = reads_around_ || offset != 0;
               lowest = std::min(lowest, offset);
               highest = std::max(highest, offset);
