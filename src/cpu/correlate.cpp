@@ -84,6 +84,11 @@ class Correlate final : public Kernel {
     const bool gathers = tiling_.row_phases() > 4 && targets >= kMostLanes / 2;
     cells_are_columns_ =
         !channels_inside_ && !gathers && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
+    // Tensors whose channels lie side by side are read and written where they are.
+    constexpr bool kSame = std::is_same_v<E, T>;
+    reads_in_place_ = kSame && channels_inside_ && roles_.source_strides[1] == 1;
+    stores_in_place_ = kSame && channels_inside_ && roles_.target_strides[1] == 1 &&
+                       roles_.target_channels % kMostLanes == 0 && blocking.target_channels % kMostLanes == 0;
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(chunk_, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
@@ -268,15 +273,7 @@ class Correlate final : public Kernel {
     });
   }
 
-  void run_task(const Tensors& tensors, const T* shared, std::int64_t task) const {
-    thread_local Memory<T> memory;
-    const Tile tile = tiling_.tile(task / blocking_.target_blocks % tiling_.tiles());
-    const Block block = block_at(task / (blocking_.target_blocks * tiling_.tiles()) * blocking_.target_blocks +
-                                 task % blocking_.target_blocks);
-    const MathOps<T>& math = math_ops<T>();
-    const auto phases = tiling_.phases().size();
-    const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
-
+  Results<T> results_of(const MathOps<T>& math, const Tile& tile, const Block& block, Memory<T>& memory) const {
     Results<T> results;
     results.cells_are_columns = cells_are_columns_;
     results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, math.lanes);
@@ -285,23 +282,25 @@ class Correlate final : public Kernel {
     if (tiling_.has_empty_phases()) {
       std::fill_n(results.sums + (tiling_.slots() - 1) * results.phase_size, results.phase_size, T{0});
     }
+    return results;
+  }
 
-    // [channel][source lattice][line], or [source lattice][line][channel]
-    PackedSteps steps{sources * tiling_.plane_size(), 1};
-    if (channels_inside_) steps = {1, cell_step_};
-    T* const source =
-        memory.source.get(std::max(chunk_, channels_inside_ ? cell_step_ : 0) * sources * tiling_.plane_size());
+  void run_task(const Tensors& tensors, const T* shared, std::int64_t task) const {
+    thread_local Memory<T> memory;
+    const Tile tile = tiling_.tile(task / blocking_.target_blocks % tiling_.tiles());
+    const Block block = block_at(task / (blocking_.target_blocks * tiling_.tiles()) * blocking_.target_blocks +
+                                 task % blocking_.target_blocks);
+    if (channels_inside_) return run_inside(tensors, shared, tile, block, memory);
+    const MathOps<T>& math = math_ops<T>();
+    const auto phases = tiling_.phases().size();
+    const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
+    const Results<T> results = results_of(math, tile, block, memory);
+
+    const PackedSteps steps{sources * tiling_.plane_size(), 1};  // [channel][source lattice][line]
+    T* const source = memory.source.get(chunk_ * steps.channel);
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
     std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.all_taps());
-    std::vector<std::vector<Segment>> segments;  // of each phase
-    if (channels_inside_) {
-      for (const PhaseTile& phase : tiling_.phases()) {
-        const bool empty = phase.taps.empty();
-        segments.push_back(empty ? std::vector<Segment>()
-                                 : tiling_.segments(tile, phase, tile_along_targets(math, block.targets).rows));
-      }
-    }
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const std::int64_t channel = block.group * roles_.source_channels + c;
@@ -309,10 +308,6 @@ class Correlate final : public Kernel {
       const Cells cells = pack_cells(tile, view, steps, source);
       if (own != nullptr) pack_weights(tensors, block, c, channels, own);
       const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
-      if (channels_inside_) {
-        multiply_in_place(math, block, channels, weights, cells, segments, results, c > 0);
-        continue;
-      }
       for (std::size_t phase = 0; phase < phases; ++phase) {
         std::int64_t* to = offsets + taps_before_[phase] * channels;
         for (std::int64_t i = 0; i < channels; ++i) {
@@ -338,17 +333,6 @@ class Correlate final : public Kernel {
   };
 
   Cells pack_cells(const Tile& tile, const View<const E>& view, const PackedSteps& steps, T* memory) const {
-    if constexpr (std::is_same_v<E, T>) {
-      // Where channels lie side by side and each cell is read alone, it is read where it is.
-      if (channels_inside_ && !tiling_.reads_around() && tiling_.sources().size() == 1) {
-        const Runs runs = source_runs(tiling_, tile, tiling_.sources()[0], view.strides);
-        constexpr std::int64_t kPage = 4096 / sizeof(T);  // cells this far apart share their cache sets
-        if (runs.is_one_run(tile.length) && runs.tensor_step() % (kPage / 2) != 0) {
-          return {view.data + runs.all().front().tensor - runs.all().front().line * runs.tensor_step(),
-                  runs.tensor_step()};
-        }
-      }
-    }
     pack_source(tiling_, tile, view, steps, memory);
     return {memory + tiling_.lead() * steps.cell, steps.cell};
   }
@@ -417,44 +401,137 @@ class Correlate final : public Kernel {
     }
   }
 
-  // Where channels are innermost, cells are rows of the product as they are, and a tap is a distance. Taps that read
-  // nothing but zeros are left out, row by row.
-  void multiply_in_place(const MathOps<T>& math, const Block& block, std::int64_t channels, const T* weights,
-                         const Cells& cells, const std::vector<std::vector<Segment>>& segments,
-                         const Results<T>& results, bool accumulate) const {
+  // Where the cells of a product lie, as rows of one of its matrices: where the first one begins, and how far it is to
+  // the next along an axis.
+  struct CellPlaces {
+    std::int64_t image = 0;
+    Triple first{};
+    Triple step{};
+
+    std::int64_t of(const Segment& segment) const {
+      std::int64_t place = segment.image * image;
+      for (int a = 0; a < kSpatialAxes; ++a) place += first[a] + segment.cell[a] * step[a];
+      return place;
+    }
+  };
+
+  CellPlaces places_on_line(std::int64_t cell_step) const {
+    CellPlaces places{tiling_.image_step() * cell_step, {}, {}};
+    for (int a = 0; a < kSpatialAxes; ++a) places.step[a] = tiling_.steps()[a] * cell_step;
+    return places;
+  }
+
+  // Apart from where a lattice begins.
+  static CellPlaces places_in_tensor(const Tile& tile, const std::array<Lattice, kSpatialAxes>& lattice,
+                                     const Strides& strides) {
+    CellPlaces places{strides[0], {tile.image * strides[0], 0, 0}, {}};
+    for (int a = 0; a < kSpatialAxes; ++a) {
+      places.step[a] = lattice[a].step * strides[2 + a];
+      places.first[a] += tile.begin[a] * places.step[a];
+    }
+    return places;
+  }
+
+  static std::int64_t begin_in_tensor(const std::array<Lattice, kSpatialAxes>& lattice, const Strides& strides) {
+    std::int64_t place = 0;
+    for (int a = 0; a < kSpatialAxes; ++a) place += lattice[a].first * strides[2 + a];
+    return place;
+  }
+
+  // A tile where channels are innermost: cells are rows of the product as they are, and a tap is a distance. Taps that
+  // read nothing but zeros are left out.
+  void run_inside(const Tensors& tensors, const T* shared, const Tile& tile, const Block& block,
+                  Memory<T>& memory) const {
+    const MathOps<T>& math = math_ops<T>();
+    const auto& phases = tiling_.phases();
     const auto size = tile_along_targets(math, block.targets);
-    std::vector<std::int64_t> offsets;
-    std::vector<std::int64_t> places;
-    MultiplyCells<T> job;
-    job.a_step = cells.step;
-    job.depth = channels;
-    job.c_step = results.row_size;
-    for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
-      const auto& taps = tiling_.phases()[phase].taps;
-      const Panels<T> panels{weights + phase_place(block, channels, phase),
-                             static_cast<std::int64_t>(taps.size()) * channels};
-      T* const sums = results.sums + tiling_.slot(phase) * results.phase_size;
-      for (const Segment& segment : segments[phase]) {
-        offsets.clear();
-        places.clear();
-        for (const std::int64_t t : segment.taps) {
-          offsets.push_back((taps[t].source * tiling_.plane_size() + taps[t].offset) * cells.step);
-          places.push_back(t * channels);
+    Results<T> results;
+    if (!stores_in_place_) results = results_of(math, tile, block, memory);
+    T* const source = reads_in_place_
+                          ? nullptr
+                          : memory.source.get(cell_step_ * static_cast<std::int64_t>(tiling_.sources().size()) *
+                                              tiling_.plane_size());
+    T* const own =
+        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
+    std::vector<std::vector<Segment>> segments;
+    std::vector<std::vector<std::int64_t>> offsets;  // of each phase and tap
+    for (const PhaseTile& phase : phases) {
+      segments.push_back(reads_in_place_ ? tiling_.segments_of_tensor(tile, phase)
+                                         : tiling_.segments_of_line(tile, phase, size.rows));
+      std::vector<std::int64_t>& distances = offsets.emplace_back();
+      for (const Tap& tap : phase.taps) {
+        const auto& lattice = tiling_.sources()[tap.source];
+        std::int64_t distance = (tap.source * tiling_.plane_size() + tap.offset) * cell_step_;
+        if (reads_in_place_) {
+          distance = begin_in_tensor(lattice, roles_.source_strides);
+          for (int a = 0; a < kSpatialAxes; ++a) {
+            distance += tap.shift[a] * lattice[a].step * roles_.source_strides[2 + a];
+          }
         }
-        job.a = cells.first + segment.first * cells.step;
-        job.c = sums + segment.first * job.c_step;
-        const auto count = static_cast<std::int64_t>(segment.taps.size());
-        const std::int64_t parts = even_parts(count, kDepth / channels);
-        // At least once: what no tap reaches is zero.
-        for (std::int64_t t = 0; t == 0 || t < count; t += parts) {
-          job.offsets = offsets.data() + t;
-          job.places = places.data() + t;
-          job.parts = std::min(parts, count - t);
-          job.accumulate = accumulate || t > 0;
-          multiply_cells(math, size, segment.count, block.targets, panels, job);
+        distances.push_back(distance);
+      }
+    }
+    const CellPlaces from = reads_in_place_ ? places_in_tensor(tile, tiling_.sources()[0], roles_.source_strides)
+                                            : places_on_line(cell_step_);
+    const std::int64_t target = block.group * roles_.target_channels + block.first;
+    std::vector<std::int64_t> part_offsets;
+    std::vector<std::int64_t> part_places;
+    for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
+      const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
+      const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
+      const T* cells = nullptr;
+      if constexpr (std::is_same_v<E, T>) {
+        if (reads_in_place_) cells = first;
+      }
+      if (cells == nullptr) {
+        cells = pack_cells(tile, {first, roles_.source_strides, channels}, PackedSteps{1, cell_step_}, source).first;
+      }
+      if (own != nullptr) pack_weights(tensors, block, c, channels, own);
+      const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
+      for (std::size_t p = 0; p < phases.size(); ++p) {
+        if (!stores_in_place_ && phases[p].taps.empty()) continue;
+        MultiplyCells<T> job;
+        job.depth = channels;
+        CellPlaces to;
+        T* sums = nullptr;
+        if constexpr (std::is_same_v<E, T>) {
+          if (stores_in_place_) {
+            to = places_in_tensor(tile, phases[p].lattice, roles_.target_strides);
+            sums = tensors.target + target + begin_in_tensor(phases[p].lattice, roles_.target_strides);
+            job.initial = tensors.bias == nullptr ? nullptr : tensors.bias + target;
+          }
+        }
+        if (sums == nullptr) {
+          to = places_on_line(results.row_size);
+          sums = results.sums + tiling_.slot(p) * results.phase_size;
+        }
+        const Panels<T> panels{weights + phase_place(block, channels, p),
+                               static_cast<std::int64_t>(phases[p].taps.size()) * channels};
+        for (const Segment& segment : segments[p]) {
+          part_offsets.clear();
+          part_places.clear();
+          for (const std::int64_t t : segment.taps) {
+            part_offsets.push_back(offsets[p][t]);
+            part_places.push_back(t * channels);
+          }
+          job.a = cells + from.of(segment);
+          job.a_step = from.step[segment.axis];
+          job.c = sums + to.of(segment);
+          job.c_step = to.step[segment.axis];
+          const auto count = static_cast<std::int64_t>(segment.taps.size());
+          const std::int64_t parts = even_parts(count, kDepth / channels);
+          // At least once: what no tap reaches is zero.
+          for (std::int64_t t = 0; t == 0 || t < count; t += parts) {
+            job.offsets = part_offsets.data() + t;
+            job.places = part_places.data() + t;
+            job.parts = std::min(parts, count - t);
+            job.accumulate = c > 0 || t > 0;
+            multiply_cells(math, size, segment.count, block.targets, panels, job);
+          }
         }
       }
     }
+    if (!stores_in_place_) store_of(tensors)(tile, target, block.targets, results);
   }
 
   Problem problem_;
@@ -467,6 +544,8 @@ class Correlate final : public Kernel {
   std::vector<bool> repeats_;                           // of each phase: it reads what the phase before it reads
   bool fills_first_ = false;
   bool empty_ = false;
+  bool reads_in_place_ = false;
+  bool stores_in_place_ = false;
   bool channels_inside_ = false;   // the packed source has its channels innermost
   bool cells_are_columns_ = true;  // of the register tiles; otherwise target channels are
   std::int64_t cell_step_ = 1;
