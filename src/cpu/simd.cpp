@@ -120,16 +120,7 @@ void multiply_cells(const MultiplyCells<T>& job) {
       }
       b += b_step;
     };
-    std::int64_t k = 0;
-    if constexpr (kVectors < 3) {
-      for (; k + 4 <= job.depth; k += 4) {
-        step(k);
-        step(k + 1);
-        step(k + 2);
-        step(k + 3);
-      }
-    }
-    for (; k < job.depth; ++k) step(k);
+    for (std::int64_t k = 0; k < job.depth; ++k) step(k);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {
