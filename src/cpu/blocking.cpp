@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "cpu/panels.h"
-
 namespace tconv::cpu {
 namespace {
 
@@ -86,7 +84,8 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   }
   for (const Axis& axis : problem.axes) taps *= axis.kernel;
   const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
-  const bool many = channels >= 2 * kMostLanes;  // targets can be the columns
+  const std::int64_t together = channels_together(maps, roles);
+  const bool many = channels >= 2 * kMostLanes || together > 0;  // targets can be the columns
   const std::int64_t unit = many ? kMostLanes : kPanel;
   const bool shared = weights_are_shared(problem);
   const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
@@ -98,7 +97,6 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   };
   const std::int64_t most_sums = caches.elements(kSumsShare);
   const std::int64_t most_source = caches.elements(kSourceShare);
-  const std::int64_t together = channels_together(maps, roles);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
   const std::int64_t packed_channels = std::max<std::int64_t>(together / 2, 8);
   Blocking best;
@@ -131,7 +129,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
           static_cast<double>(blocking.target_blocks * round_up(blocking.target_channels, kMostLanes)) /
           static_cast<double>(channels);
       const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
-      const std::int64_t tasks = problem.groups * blocking.target_blocks * shape.tiles;
+      const std::int64_t tasks = roles.groups * blocking.target_blocks * shape.tiles;
       const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
       const double cost = ((multiply + pack_weights + read_weights +
                             (pack_source + pack_rows) * static_cast<double>(blocking.target_blocks)) *

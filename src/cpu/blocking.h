@@ -6,13 +6,17 @@
 #include <cstdint>
 
 #include "cpu/caches.h"
+#include "cpu/panels.h"
 #include "cpu/tile.h"
 #include "tconv/problem.h"
 
 namespace tconv::cpu {
 
-// The problem with the names that forward and grad_input share.
+// The problem with the names that forward and grad_input share. Small groups whose channels lie side by side are joined
+// until they fill a vector: their products with each other are multiplications by zero, in lanes that would be idle.
 struct Roles {
+  std::int64_t joined = 1;  // groups of the problem that are one here
+  std::int64_t groups = 1;
   std::int64_t source_channels = 0;  // of a group
   std::int64_t target_channels = 0;
   Strides source_strides{};
@@ -28,6 +32,15 @@ struct Roles {
     target_strides = forward ? problem.output_strides : problem.input_strides;
     weight_source_step = problem.weight_strides[forward ? 0 : 1];
     weight_target_step = problem.weight_strides[forward ? 1 : 0];
+    if (source_strides[1] == 1 && target_strides[1] == 1 && target_channels > 0) {
+      for (std::int64_t count = 2; count * target_channels <= kMostLanes; ++count) {
+        if (problem.groups % count == 0) joined = count;
+      }
+      if (joined * std::min(source_channels, target_channels) < kMostLanes / 2) joined = 1;  // see channels_together
+    }
+    groups = problem.groups / joined;
+    source_channels *= joined;
+    target_channels *= joined;
   }
 };
 

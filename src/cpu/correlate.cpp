@@ -93,7 +93,7 @@ class Correlate final : public Kernel {
     cell_step_ = round_up(chunk_, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
     // Weights that several tiles use are packed once for all of them.
-    const std::int64_t weights = problem.groups * blocking.target_blocks * packed_targets(blocking.target_channels) *
+    const std::int64_t weights = roles_.groups * blocking.target_blocks * packed_targets(blocking.target_channels) *
                                  roles_.source_channels * tiling_.all_taps();
     shares_weights_ = tiling_.tiles() > 1 && weights_are_shared(problem) && !empty_;
     if (shares_weights_) {
@@ -126,7 +126,7 @@ class Correlate final : public Kernel {
     if (tiling_.all_taps() == 0 || roles_.source_channels == 0) return;
     T* const shared = shares_weights_ ? static_cast<T*>(buffers.workspace) : nullptr;
     if (shared != nullptr) pack_all_weights(tensors, shared, execution);
-    for_each_task(execution, problem_.groups * blocking_.target_blocks * tiling_.tiles(),
+    for_each_task(execution, roles_.groups * blocking_.target_blocks * tiling_.tiles(),
                   [&](std::int64_t task) { run_task(tensors, shared, task); });
   }
 
@@ -215,8 +215,40 @@ class Correlate final : public Kernel {
                             : math.tile_for(tiling_.longest(), targets);
   }
 
+  // The same order, channels innermost in the source; weights between joined groups are zero.
+  void pack_joined_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel,
+                           std::int64_t channels, T* packed) const {
+    const MathOps<T>& math = math_ops<T>();
+    const std::int64_t panel = panel_of(math, block.targets);
+    const std::int64_t sources = roles_.source_channels / roles_.joined;
+    const std::int64_t targets = roles_.target_channels / roles_.joined;
+    for (std::size_t phase = 0; phase < weight_taps_.size(); ++phase) {
+      T* to = packed + phase_place(block, channels, phase);
+      for (std::int64_t row = 0; row < block.targets; row += panel) {
+        const std::int64_t width = width_of(math, panel, block.targets, row);
+        for (const std::int64_t tap : weight_taps_[phase]) {
+          for (std::int64_t c = first_channel; c < first_channel + channels; ++c, to += width) {
+            std::fill_n(to, width, T{0});
+            const std::int64_t part = c / sources;
+            // Targets of the group that the panel has.
+            const std::int64_t low = std::max(block.first + row, part * targets);
+            const std::int64_t high =
+                std::min({block.first + row + width, block.first + block.targets, (part + 1) * targets});
+            if (low >= high) continue;
+            const std::int64_t group = block.group * roles_.joined + part;
+            const E* const weight =
+                tensors.weight + tap + group * problem_.in_channels_per_group() * problem_.weight_strides[0] +
+                (c - part * sources) * roles_.weight_source_step + (low - part * targets) * roles_.weight_target_step;
+            element_ops<E, T>().load(weight, roles_.weight_target_step, to + low - block.first - row, 1, high - low);
+          }
+        }
+      }
+    }
+  }
+
   void pack_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel, std::int64_t channels,
                     T* packed) const {
+    if (roles_.joined > 1) return pack_joined_weights(tensors, block, first_channel, channels, packed);
     const MathOps<T>& math = math_ops<T>();
     const std::int64_t panel = panel_of(math, block.targets);
     const std::int64_t panels = ceil_div(block.targets, panel);
@@ -266,7 +298,7 @@ class Correlate final : public Kernel {
 
   void pack_all_weights(const Tensors& tensors, T* shared, const Execution& execution) const {
     const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
-    for_each_task(execution, problem_.groups * blocking_.target_blocks * chunks, [&](std::int64_t task) {
+    for_each_task(execution, roles_.groups * blocking_.target_blocks * chunks, [&](std::int64_t task) {
       const Block block = block_at(task / chunks);
       const std::int64_t c = task % chunks * chunk_;
       pack_weights(tensors, block, c, std::min(chunk_, roles_.source_channels - c), shared + shared_place(block, c));

@@ -105,6 +105,10 @@ std::vector<Problem> channels_last_problems(Direction direction) {
   problems.push_back(layer(direction, DType::f32, 2, {16, 16, 1},
                            {Axis{3, 3, 2, 2, 1, 1, 1}, {5, 2, 3, 1, 0, 1, 0}, {7, 3, 2, 1, 1, 1, 1}}));
   problems.push_back(layer(direction, DType::f32, 1, {64, 96, 2}, {one, {6, 3, 5, 2, 1, 1, 0}, {7, 2, 2, 1, 0, 0, 0}}));
+  problems.push_back(
+      layer(direction, DType::f32, 2, {32, 32, 4}, {one, {9, 3, 2, 1, 1, 1, 1}, {13, 5, 2, 1, 2, 2, 0}}));
+  problems.push_back(layer(direction, DType::f64, 3, {96, 12, 6}, {one, {4, 3, 2, 2, 1, 1, 1}, {3, 4, 1, 1, 1, 1, 0}}));
+  problems.push_back(layer(direction, DType::bf16, 1, {5, 20, 5}, {one, {7, 2, 3, 1, 0, 0, 0}, {9, 3, 1, 1, 1, 1, 0}}));
   for (Problem& problem : problems) {
     problem.input_strides = channels_last_strides(problem.input_sizes());
     problem.output_strides = channels_last_strides(problem.output_sizes());
