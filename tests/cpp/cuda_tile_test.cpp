@@ -82,7 +82,7 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
           ASSERT_LE(shape.blocks_per_multiprocessor * shared, device.shared_bytes_per_multiprocessor);
           ASSERT_LE(64 * shape.threads() * shape.blocks_per_multiprocessor, 65536);
           ASSERT_EQ(shape.row_unit % 8, 0);
-          if (!shape.stays) ASSERT_LE(candidate.blocks, shape.most_blocks);
+          ASSERT_TRUE(shape.stays || candidate.blocks <= shape.most_blocks);
           ASSERT_LE(shape.row_unit, 256);
         } else {
           ASSERT_LE(shape.threads() * tile_registers(shape), 65536);
@@ -95,7 +95,7 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
         ASSERT_EQ(candidate.blocks % shape.depth_blocks, 0);
         if (shape.warpgroup) {
           ASSERT_EQ(device.arch, 90);
-          if (!shape.streams) ASSERT_LE(8 * shape.column_tiles, 256);
+          ASSERT_TRUE(shape.streams || 8 * shape.column_tiles <= 256);
         }
       }
     }
