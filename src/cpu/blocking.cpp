@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "cpu/panels.h"
-
 namespace tconv::cpu {
 namespace {
 
@@ -15,6 +13,9 @@ constexpr std::int64_t kFewestCells = 64;                        // fewer leave 
 constexpr std::int64_t kTasksWanted = 16;                        // no more are needed to keep the threads busy
 constexpr std::int64_t kPanel = 14;                              // target channels are cut at multiples of this
 constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of packed weights that any call may hold
+
+constexpr std::int64_t kManyTargets = 48;    // channels that fill wide register tiles
+constexpr std::int64_t kMostTogether = 128;  // channels added up before the next tap's
 
 // In cycles, roughly.
 constexpr double kTaskCost = 3000;
@@ -42,6 +43,25 @@ bool weights_are_shared(const Problem& problem) {
   return element_count(problem.weight_sizes()) * element <= room;
 }
 
+std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
+  std::int64_t taps = 1;  // of the phase with most of them
+  std::size_t sources = 1;
+  for (const AxisMap& map : maps) {
+    std::size_t most = 0;
+    for (const AxisTarget& target : map.targets) most = std::max(most, target.taps.size());
+    taps *= static_cast<std::int64_t>(most);
+    sources *= map.sources.size();
+  }
+  const std::int64_t channels = roles.source_channels;
+  if (std::min(channels, roles.target_channels) < kMostLanes / 2) return 0;
+  const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
+  // Several source lattices would have to be taken apart and transposed.
+  const bool pays = sources == 1 && roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
+  if (!side_by_side && !pays) return 0;
+  const std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
+  return std::min(round_up(even_parts(channels, most), kMostLanes), channels);
+}
+
 double column_cost(std::int64_t columns) {
   const std::int64_t vectors = ceil_div(columns, kMostLanes);
   const std::int64_t lonely = vectors % 2;
@@ -64,7 +84,8 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   }
   for (const Axis& axis : problem.axes) taps *= axis.kernel;
   const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
-  const bool many = channels >= 2 * kMostLanes;  // targets can be the columns
+  const std::int64_t together = channels_together(maps, roles);
+  const bool many = channels >= 2 * kMostLanes || together > 0;  // targets can be the columns
   const std::int64_t unit = many ? kMostLanes : kPanel;
   const bool shared = weights_are_shared(problem);
   const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
@@ -76,16 +97,20 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   };
   const std::int64_t most_sums = caches.elements(kSumsShare);
   const std::int64_t most_source = caches.elements(kSourceShare);
+  // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
+  const std::int64_t packed_channels = std::max<std::int64_t>(together / 2, 8);
   Blocking best;
   double least = 0;
   for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
     Blocking blocking;
     blocking.most_source = most_source;
+    blocking.channels_together = together;
     blocking.cells = ceil_div(cells, parts);
     const TileShape shape(maps, problem.batch, blocking.cells);
     const std::int64_t line = shape.images * shape.image_step;
     const bool last = blocking.cells <= kFewestCells;
-    if (!last && (line * sources * 8 > most_source || shape.longest() * phases * kPanel > most_sums)) continue;
+    if (!last && (line * sources * packed_channels > most_source || shape.longest() * phases * kPanel > most_sums))
+      continue;
     const auto tiles = static_cast<double>(shape.tiles);
     const auto weights = static_cast<double>(taps * channels);
     const double length = static_cast<double>(shape.longest());
@@ -104,7 +129,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
           static_cast<double>(blocking.target_blocks * round_up(blocking.target_channels, kMostLanes)) /
           static_cast<double>(channels);
       const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
-      const std::int64_t tasks = problem.groups * blocking.target_blocks * shape.tiles;
+      const std::int64_t tasks = roles.groups * blocking.target_blocks * shape.tiles;
       const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
       const double cost = ((multiply + pack_weights + read_weights +
                             (pack_source + pack_rows) * static_cast<double>(blocking.target_blocks)) *

@@ -2,16 +2,21 @@
 // what is computed does not depend on the cut.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/caches.h"
+#include "cpu/panels.h"
 #include "cpu/tile.h"
 #include "tconv/problem.h"
 
 namespace tconv::cpu {
 
-// The problem with the names that forward and grad_input share.
+// The problem with the names that forward and grad_input share. Small groups whose channels lie side by side are joined
+// until they fill a vector: their products with each other are multiplications by zero, in lanes that would be idle.
 struct Roles {
+  std::int64_t joined = 1;  // groups of the problem that are one here
+  std::int64_t groups = 1;
   std::int64_t source_channels = 0;  // of a group
   std::int64_t target_channels = 0;
   Strides source_strides{};
@@ -27,6 +32,15 @@ struct Roles {
     target_strides = forward ? problem.output_strides : problem.input_strides;
     weight_source_step = problem.weight_strides[forward ? 0 : 1];
     weight_target_step = problem.weight_strides[forward ? 1 : 0];
+    if (source_strides[1] == 1 && target_strides[1] == 1 && target_channels > 0) {
+      for (std::int64_t count = 2; count * target_channels <= kMostLanes; ++count) {
+        if (problem.groups % count == 0) joined = count;
+      }
+      if (joined * std::min(source_channels, target_channels) < kMostLanes / 2) joined = 1;  // see channels_together
+    }
+    groups = problem.groups / joined;
+    source_channels *= joined;
+    target_channels *= joined;
   }
 };
 
@@ -35,11 +49,24 @@ AxisMaps maps_of(const Problem& problem);
 // Whether the call may hold a packed copy of all weights.
 bool weights_are_shared(const Problem& problem);
 
+// Where the packed source has its channels innermost: how many are added up before the next tap's. 0: it has not. This
+// sets the order of the sums, so that it depends on the layer alone.
+std::int64_t channels_together(const AxisMaps& maps, const Roles& roles);
+
+inline constexpr std::int64_t kLongSum = 128;  // multiply-adds of a result that pay for transposing it
+
+// The size of the parts that `count` is cut into, all about the same and none larger than `most`.
+inline std::int64_t even_parts(std::int64_t count, std::int64_t most) {
+  const std::int64_t all = std::max<std::int64_t>(count, 1);
+  return ceil_div(all, ceil_div(all, std::max<std::int64_t>(most, 1)));
+}
+
 struct Blocking {
   std::int64_t cells = 0;  // of a tile
   std::int64_t target_channels = 0;
   std::int64_t target_blocks = 0;  // of a group
-  std::int64_t most_source = 0;    // elements of the packed source of a task
+  std::int64_t channels_together = 0;
+  std::int64_t most_source = 0;  // elements of the packed source of a task
 };
 
 // Columns that a register tile pays for: a lonely last vector costs nearly as much as two.

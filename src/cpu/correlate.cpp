@@ -22,14 +22,7 @@ constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the
 constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
-constexpr std::int64_t kLongSum = 128;        // multiply-adds of a result that pay for transposing it
 constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
-
-// The size of the parts that `count` is cut into, all about the same and none larger than `most`.
-std::int64_t even_parts(std::int64_t count, std::int64_t most) {
-  const std::int64_t all = std::max<std::int64_t>(count, 1);
-  return ceil_div(all, ceil_div(all, std::max<std::int64_t>(most, 1)));
-}
 
 template <typename T>
 struct Memory {
@@ -72,32 +65,40 @@ class Correlate final : public Kernel {
     empty_ = all == 0 || problem.batch == 0 || roles_.target_channels == 0;
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
     const std::int64_t taps = std::max<std::int64_t>(tiling_.most_taps(), 1);
-    chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
-                       std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
-    chunk_ = even_parts(roles_.source_channels, chunk_);
     const std::int64_t length = tiling_.longest();
     const std::int64_t targets = std::min(blocking.target_channels, std::max<std::int64_t>(roles_.target_channels, 1));
-    channels_inside_ = roles_.source_strides[1] == 1 && roles_.target_strides[1] == 1 &&
-                       std::min(roles_.source_channels, targets) >= kMostLanes / 2;
+    const std::int64_t depth = roles_.source_channels * taps;
+    channels_inside_ = blocking.channels_together > 0;
+    if (channels_inside_) {
+      chunk_ = blocking.channels_together;
+    } else {
+      chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
+                         std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
+      chunk_ = even_parts(roles_.source_channels, chunk_);
+    }
     // Cells are the columns that need no transposing. But all taps other than those at whole vectors are read across
     // cache lines then, which costs more than transposing long sums does.
     const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
-    const std::int64_t depth = roles_.source_channels * taps;
     const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
     // Many phases are better interleaved while they are transposed.
     const bool gathers = tiling_.row_phases() > 4 && targets >= kMostLanes / 2;
     cells_are_columns_ =
         !channels_inside_ && !gathers && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
+    // Tensors whose channels lie side by side are read and written where they are.
+    constexpr bool kSame = std::is_same_v<E, T>;
+    reads_in_place_ = kSame && channels_inside_ && roles_.source_strides[1] == 1;
+    stores_in_place_ = kSame && channels_inside_ && roles_.target_strides[1] == 1 &&
+                       roles_.target_channels % kMostLanes == 0 && blocking.target_channels % kMostLanes == 0;
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(chunk_, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
     // Weights that several tiles use are packed once for all of them.
-    const std::int64_t weights = problem.groups * blocking.target_blocks * packed_targets(blocking.target_channels) *
+    const std::int64_t weights = roles_.groups * blocking.target_blocks * packed_targets(blocking.target_channels) *
                                  roles_.source_channels * tiling_.all_taps();
     shares_weights_ = tiling_.tiles() > 1 && weights_are_shared(problem) && !empty_;
     if (shares_weights_) {
       workspace_bytes_ = weights * sizeof(T);
-    } else {
+    } else if (!channels_inside_) {
       chunk_ = std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_targets(targets), 1));
       chunk_ = even_parts(roles_.source_channels, chunk_);
     }
@@ -125,7 +126,7 @@ class Correlate final : public Kernel {
     if (tiling_.all_taps() == 0 || roles_.source_channels == 0) return;
     T* const shared = shares_weights_ ? static_cast<T*>(buffers.workspace) : nullptr;
     if (shared != nullptr) pack_all_weights(tensors, shared, execution);
-    for_each_task(execution, problem_.groups * blocking_.target_blocks * tiling_.tiles(),
+    for_each_task(execution, roles_.groups * blocking_.target_blocks * tiling_.tiles(),
                   [&](std::int64_t task) { run_task(tensors, shared, task); });
   }
 
@@ -188,6 +189,7 @@ class Correlate final : public Kernel {
   // Packed weights of a block of targets and a chunk of source channels, without gaps:
   //   cells are columns: [phase][panel of targets][channel][tap][target of the panel]
   //   targets are columns: [phase][panel][channel][tap][target], the last panel filled with zeros to whole vectors
+  //   channels are innermost in the source: [phase][panel][tap][channel][target]
   std::int64_t packed_targets(std::int64_t targets) const {
     return cells_are_columns_ ? targets : round_up(targets, kMostLanes);
   }
@@ -201,15 +203,52 @@ class Correlate final : public Kernel {
 
   // Targets of the panels of a block, and of one that begins at `row`.
   std::int64_t panel_of(const MathOps<T>& math, std::int64_t targets) const {
-    return cells_are_columns_ ? math.tile_for(targets, tiling_.longest()).rows
-                              : math.tile_for(tiling_.longest(), targets).vectors * math.lanes;
+    if (cells_are_columns_) return math.tile_for(targets, tiling_.longest()).rows;
+    return tile_along_targets(math, targets).vectors * math.lanes;
   }
   std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t targets, std::int64_t row) const {
     return cells_are_columns_ ? std::min(panel, targets - row) : panel_width(math, panel, targets, row);
   }
 
+  MathOps<T>::TileSize tile_along_targets(const MathOps<T>& math, std::int64_t targets) const {
+    return channels_inside_ ? math.tile_for_cells(tiling_.longest(), targets)
+                            : math.tile_for(tiling_.longest(), targets);
+  }
+
+  // The same order, channels innermost in the source; weights between joined groups are zero.
+  void pack_joined_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel,
+                           std::int64_t channels, T* packed) const {
+    const MathOps<T>& math = math_ops<T>();
+    const std::int64_t panel = panel_of(math, block.targets);
+    const std::int64_t sources = roles_.source_channels / roles_.joined;
+    const std::int64_t targets = roles_.target_channels / roles_.joined;
+    for (std::size_t phase = 0; phase < weight_taps_.size(); ++phase) {
+      T* to = packed + phase_place(block, channels, phase);
+      for (std::int64_t row = 0; row < block.targets; row += panel) {
+        const std::int64_t width = width_of(math, panel, block.targets, row);
+        for (const std::int64_t tap : weight_taps_[phase]) {
+          for (std::int64_t c = first_channel; c < first_channel + channels; ++c, to += width) {
+            std::fill_n(to, width, T{0});
+            const std::int64_t part = c / sources;
+            // Targets of the group that the panel has.
+            const std::int64_t low = std::max(block.first + row, part * targets);
+            const std::int64_t high =
+                std::min({block.first + row + width, block.first + block.targets, (part + 1) * targets});
+            if (low >= high) continue;
+            const std::int64_t group = block.group * roles_.joined + part;
+            const E* const weight =
+                tensors.weight + tap + group * problem_.in_channels_per_group() * problem_.weight_strides[0] +
+                (c - part * sources) * roles_.weight_source_step + (low - part * targets) * roles_.weight_target_step;
+            element_ops<E, T>().load(weight, roles_.weight_target_step, to + low - block.first - row, 1, high - low);
+          }
+        }
+      }
+    }
+  }
+
   void pack_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel, std::int64_t channels,
                     T* packed) const {
+    if (roles_.joined > 1) return pack_joined_weights(tensors, block, first_channel, channels, packed);
     const MathOps<T>& math = math_ops<T>();
     const std::int64_t panel = panel_of(math, block.targets);
     const std::int64_t panels = ceil_div(block.targets, panel);
@@ -221,7 +260,8 @@ class Correlate final : public Kernel {
         const auto count = static_cast<std::int64_t>(weight_taps_[phase].size());
         const std::int64_t begin = phase_place(block, channels, phase) + row * channels * count;
         for (std::int64_t t = 0; t < count; ++t) {
-          taps[index++] = {weight_taps_[phase][t], begin + t * width, count * width};
+          const std::int64_t before = channels_inside_ ? t * channels : t;
+          taps[index++] = {weight_taps_[phase][t], begin + before * width, (channels_inside_ ? 1 : count) * width};
         }
       }
     }
@@ -258,22 +298,14 @@ class Correlate final : public Kernel {
 
   void pack_all_weights(const Tensors& tensors, T* shared, const Execution& execution) const {
     const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
-    for_each_task(execution, problem_.groups * blocking_.target_blocks * chunks, [&](std::int64_t task) {
+    for_each_task(execution, roles_.groups * blocking_.target_blocks * chunks, [&](std::int64_t task) {
       const Block block = block_at(task / chunks);
       const std::int64_t c = task % chunks * chunk_;
       pack_weights(tensors, block, c, std::min(chunk_, roles_.source_channels - c), shared + shared_place(block, c));
     });
   }
 
-  void run_task(const Tensors& tensors, const T* shared, std::int64_t task) const {
-    thread_local Memory<T> memory;
-    const Tile tile = tiling_.tile(task / blocking_.target_blocks % tiling_.tiles());
-    const Block block = block_at(task / (blocking_.target_blocks * tiling_.tiles()) * blocking_.target_blocks +
-                                 task % blocking_.target_blocks);
-    const MathOps<T>& math = math_ops<T>();
-    const auto phases = tiling_.phases().size();
-    const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
-
+  Results<T> results_of(const MathOps<T>& math, const Tile& tile, const Block& block, Memory<T>& memory) const {
     Results<T> results;
     results.cells_are_columns = cells_are_columns_;
     results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, math.lanes);
@@ -282,12 +314,22 @@ class Correlate final : public Kernel {
     if (tiling_.has_empty_phases()) {
       std::fill_n(results.sums + (tiling_.slots() - 1) * results.phase_size, results.phase_size, T{0});
     }
+    return results;
+  }
 
-    // [channel][source lattice][line], or [source lattice][line][channel]
-    PackedSteps steps{sources * tiling_.plane_size(), 1};
-    if (channels_inside_) steps = {1, cell_step_};
-    T* const source =
-        memory.source.get(std::max(chunk_, channels_inside_ ? cell_step_ : 0) * sources * tiling_.plane_size());
+  void run_task(const Tensors& tensors, const T* shared, std::int64_t task) const {
+    thread_local Memory<T> memory;
+    const Tile tile = tiling_.tile(task / blocking_.target_blocks % tiling_.tiles());
+    const Block block = block_at(task / (blocking_.target_blocks * tiling_.tiles()) * blocking_.target_blocks +
+                                 task % blocking_.target_blocks);
+    if (channels_inside_) return run_inside(tensors, shared, tile, block, memory);
+    const MathOps<T>& math = math_ops<T>();
+    const auto phases = tiling_.phases().size();
+    const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
+    const Results<T> results = results_of(math, tile, block, memory);
+
+    const PackedSteps steps{sources * tiling_.plane_size(), 1};  // [channel][source lattice][line]
+    T* const source = memory.source.get(chunk_ * steps.channel);
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
     std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.all_taps());
@@ -302,7 +344,7 @@ class Correlate final : public Kernel {
         std::int64_t* to = offsets + taps_before_[phase] * channels;
         for (std::int64_t i = 0; i < channels; ++i) {
           for (const Tap& tap : tiling_.phases()[phase].taps) {
-            *to++ = i * steps.channel + (tap.source * tiling_.plane_size() + tap.offset) * cells.step;
+            *to++ = i * steps.channel + tap.source * tiling_.plane_size() + tap.offset;
           }
         }
       }
@@ -323,17 +365,6 @@ class Correlate final : public Kernel {
   };
 
   Cells pack_cells(const Tile& tile, const View<const E>& view, const PackedSteps& steps, T* memory) const {
-    if constexpr (std::is_same_v<E, T>) {
-      // Where channels lie side by side and each cell is read alone, it is read where it is.
-      if (channels_inside_ && !tiling_.reads_around() && tiling_.sources().size() == 1) {
-        const Runs runs = source_runs(tiling_, tile, tiling_.sources()[0], view.strides);
-        constexpr std::int64_t kPage = 4096 / sizeof(T);  // cells this far apart share their cache sets
-        if (runs.is_one_run(tile.length) && runs.tensor_step() % (kPage / 2) != 0) {
-          return {view.data + runs.all().front().tensor - runs.all().front().line * runs.tensor_step(),
-                  runs.tensor_step()};
-        }
-      }
-    }
     pack_source(tiling_, tile, view, steps, memory);
     return {memory + tiling_.lead() * steps.cell, steps.cell};
   }
@@ -380,7 +411,7 @@ class Correlate final : public Kernel {
     T* const rows = memory.get(row_panels.size(most, std::max(kDepth, tiling_.most_taps())));
     for (std::int64_t first = 0; first < length; first += most) {
       const std::int64_t count = std::min(most, length - first);
-      const T* const cell = cells.first + first * cells.step;
+      const T* const cell = cells.first + first;
       for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
         const auto taps = static_cast<std::int64_t>(tiling_.phases()[phase].taps.size());
         if (taps == 0) continue;
@@ -388,24 +419,151 @@ class Correlate final : public Kernel {
         const Panels<T> panels{weights + phase_place(block, channels, phase), job.depth, 0};
         job.a = rows;
         job.c += first * job.c_step;
-        // In whole channels where these are innermost.
-        const std::int64_t unit = cells.step == 1 ? 1 : taps;
-        const std::int64_t most_depth = even_parts(panels.depth / unit, kDepth / unit) * unit;
+        const std::int64_t most_depth = even_parts(panels.depth, kDepth);
         for (std::int64_t k = 0; k < panels.depth; k += most_depth) {
           job.depth = std::min(most_depth, panels.depth - k);
           // Phases of kernel == stride, among others, read the same cells.
           if (!repeats_[phase] || most_depth < panels.depth) {
-            const std::int64_t* const places = offsets + taps_before_[phase] * channels + k;
-            if (cells.step == 1) pack_rows(math, row_panels, count, cell, places, job.depth, rows);
-            for (std::int64_t t = 0; cells.step != 1 && t < taps; ++t) {
-              pack_lines(row_panels, count, cell + places[t], cells.step, job.depth, rows, t, taps);
-            }
+            pack_rows(math, row_panels, count, cell, offsets + taps_before_[phase] * channels + k, job.depth, rows);
           }
           multiply_panels(math, size, count, block.targets, {panels.data, panels.depth, k}, job);
           job.accumulate = true;
         }
       }
     }
+  }
+
+  // Where the cells of a product lie, as rows of one of its matrices: where the first one begins, and how far it is to
+  // the next along an axis.
+  struct CellPlaces {
+    std::int64_t image = 0;
+    Triple first{};
+    Triple step{};
+
+    std::int64_t of(const Segment& segment) const {
+      std::int64_t place = segment.image * image;
+      for (int a = 0; a < kSpatialAxes; ++a) place += first[a] + segment.cell[a] * step[a];
+      return place;
+    }
+  };
+
+  CellPlaces places_on_line(std::int64_t cell_step) const {
+    CellPlaces places{tiling_.image_step() * cell_step, {}, {}};
+    for (int a = 0; a < kSpatialAxes; ++a) places.step[a] = tiling_.steps()[a] * cell_step;
+    return places;
+  }
+
+  // Apart from where a lattice begins.
+  static CellPlaces places_in_tensor(const Tile& tile, const std::array<Lattice, kSpatialAxes>& lattice,
+                                     const Strides& strides) {
+    CellPlaces places{strides[0], {tile.image * strides[0], 0, 0}, {}};
+    for (int a = 0; a < kSpatialAxes; ++a) {
+      places.step[a] = lattice[a].step * strides[2 + a];
+      places.first[a] += tile.begin[a] * places.step[a];
+    }
+    return places;
+  }
+
+  static std::int64_t begin_in_tensor(const std::array<Lattice, kSpatialAxes>& lattice, const Strides& strides) {
+    std::int64_t place = 0;
+    for (int a = 0; a < kSpatialAxes; ++a) place += lattice[a].first * strides[2 + a];
+    return place;
+  }
+
+  // A tile where channels are innermost: cells are rows of the product as they are, and a tap is a distance. Taps that
+  // read nothing but zeros are left out.
+  void run_inside(const Tensors& tensors, const T* shared, const Tile& tile, const Block& block,
+                  Memory<T>& memory) const {
+    const MathOps<T>& math = math_ops<T>();
+    const auto& phases = tiling_.phases();
+    const auto size = tile_along_targets(math, block.targets);
+    Results<T> results;
+    if (!stores_in_place_) results = results_of(math, tile, block, memory);
+    T* const source = reads_in_place_
+                          ? nullptr
+                          : memory.source.get(cell_step_ * static_cast<std::int64_t>(tiling_.sources().size()) *
+                                              tiling_.plane_size());
+    T* const own =
+        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
+    std::vector<std::vector<Segment>> segments;
+    std::vector<std::vector<std::int64_t>> offsets;  // of each phase and tap
+    for (const PhaseTile& phase : phases) {
+      segments.push_back(reads_in_place_ ? tiling_.segments_of_tensor(tile, phase)
+                                         : tiling_.segments_of_line(tile, phase, size.rows));
+      std::vector<std::int64_t>& distances = offsets.emplace_back();
+      for (const Tap& tap : phase.taps) {
+        const auto& lattice = tiling_.sources()[tap.source];
+        std::int64_t distance = (tap.source * tiling_.plane_size() + tap.offset) * cell_step_;
+        if (reads_in_place_) {
+          distance = begin_in_tensor(lattice, roles_.source_strides);
+          for (int a = 0; a < kSpatialAxes; ++a) {
+            distance += tap.shift[a] * lattice[a].step * roles_.source_strides[2 + a];
+          }
+        }
+        distances.push_back(distance);
+      }
+    }
+    const CellPlaces from = reads_in_place_ ? places_in_tensor(tile, tiling_.sources()[0], roles_.source_strides)
+                                            : places_on_line(cell_step_);
+    const std::int64_t target = block.group * roles_.target_channels + block.first;
+    std::vector<std::int64_t> part_offsets;
+    std::vector<std::int64_t> part_places;
+    for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
+      const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
+      const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
+      const T* cells = nullptr;
+      if constexpr (std::is_same_v<E, T>) {
+        if (reads_in_place_) cells = first;
+      }
+      if (cells == nullptr) {
+        cells = pack_cells(tile, {first, roles_.source_strides, channels}, PackedSteps{1, cell_step_}, source).first;
+      }
+      if (own != nullptr) pack_weights(tensors, block, c, channels, own);
+      const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
+      for (std::size_t p = 0; p < phases.size(); ++p) {
+        if (!stores_in_place_ && phases[p].taps.empty()) continue;
+        MultiplyCells<T> job;
+        job.depth = channels;
+        CellPlaces to;
+        T* sums = nullptr;
+        if constexpr (std::is_same_v<E, T>) {
+          if (stores_in_place_) {
+            to = places_in_tensor(tile, phases[p].lattice, roles_.target_strides);
+            sums = tensors.target + target + begin_in_tensor(phases[p].lattice, roles_.target_strides);
+            job.initial = tensors.bias == nullptr ? nullptr : tensors.bias + target;
+          }
+        }
+        if (sums == nullptr) {
+          to = places_on_line(results.row_size);
+          sums = results.sums + tiling_.slot(p) * results.phase_size;
+        }
+        const Panels<T> panels{weights + phase_place(block, channels, p),
+                               static_cast<std::int64_t>(phases[p].taps.size()) * channels};
+        for (const Segment& segment : segments[p]) {
+          part_offsets.clear();
+          part_places.clear();
+          for (const std::int64_t t : segment.taps) {
+            part_offsets.push_back(offsets[p][t]);
+            part_places.push_back(t * channels);
+          }
+          job.a = cells + from.of(segment);
+          job.a_step = from.step[segment.axis];
+          job.c = sums + to.of(segment);
+          job.c_step = to.step[segment.axis];
+          const auto count = static_cast<std::int64_t>(segment.taps.size());
+          const std::int64_t parts = even_parts(count, kDepth / channels);
+          // At least once: what no tap reaches is zero.
+          for (std::int64_t t = 0; t == 0 || t < count; t += parts) {
+            job.offsets = part_offsets.data() + t;
+            job.places = part_places.data() + t;
+            job.parts = std::min(parts, count - t);
+            job.accumulate = c > 0 || t > 0;
+            multiply_cells(math, size, segment.count, block.targets, panels, job);
+          }
+        }
+      }
+    }
+    if (!stores_in_place_) store_of(tensors)(tile, target, block.targets, results);
   }
 
   Problem problem_;
@@ -418,6 +576,8 @@ class Correlate final : public Kernel {
   std::vector<bool> repeats_;                           // of each phase: it reads what the phase before it reads
   bool fills_first_ = false;
   bool empty_ = false;
+  bool reads_in_place_ = false;
+  bool stores_in_place_ = false;
   bool channels_inside_ = false;   // the packed source has its channels innermost
   bool cells_are_columns_ = true;  // of the register tiles; otherwise target channels are
   std::int64_t cell_step_ = 1;

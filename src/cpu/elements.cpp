@@ -288,7 +288,7 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
   // Expanded weights: several taps are one element.
   if (std::find(in_order, in_order + job.tap_count, nullptr) != in_order + job.tap_count) return false;
   const std::int64_t together = job.channel_step == job.tap_count ? kMost / job.tap_count : 1;
-  T packed[kMost * HWY_MAX_BYTES / sizeof(T)] = {};
+  T packed[kMost * HWY_MAX_BYTES / sizeof(T)];
   const std::int64_t end = job.first_channel + job.channels;
   for (std::int64_t c = job.first_channel; c < end; c += together) {
     const std::int64_t channels = std::min(together, end - c);
@@ -296,7 +296,7 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
     for (std::int64_t first = 0; first < job.width; first += lanes) {
       const std::int64_t valid = std::min(lanes, job.valid - first);
       const T* const targets = job.source + c * job.channel_step + first * job.target_step;
-      if (valid < lanes && first > 0) std::fill(std::begin(packed), std::end(packed), T{0});
+      if (valid < lanes) std::fill(std::begin(packed), std::end(packed), T{0});
       load_channels<T, T>(targets, job.target_step, packed, lanes, valid, count);
       const auto whole = hn::FirstN(tag, job.width - first);
       const T* row = packed;

@@ -11,6 +11,9 @@ namespace tconv::cpu {
 // Few input cells or very long kernels: products with the weights as they lie.
 Proposal propose_columns(const Problem& problem, const DeviceProperties& device);
 
+// One channel a group, channels side by side: vectors along the channels.
+Proposal propose_depthwise(const Problem& problem, const DeviceProperties& device);
+
 // Phases + blocked multiplication with SIMD: the fast one.
 Proposal propose_phases(const Problem& problem, const DeviceProperties& device);
 

@@ -214,11 +214,14 @@ class GradWeight final : public Kernel {
     }
     // An odd number of cache lines, so that rows do not fall into the same cache sets.
     const std::int64_t line_size = round_up(tiling_.longest(), 2 * kMostLanes) + kMostLanes;
+    const std::int64_t cell_size = round_up(blocking_.outputs, 2 * kMostLanes) + kMostLanes;
+    // Where output channels lie side by side they are rows of the product as they are.
+    const bool side_by_side = blocking_.along_inputs && problem_.output_strides[1] == 1;
     const auto tile_size = math.tile_for(channels.outputs, channels.inputs);
     const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
     T* const packed_input =
         memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
-    T* const packed_grad = memory.grad.get(blocking_.outputs * line_size);
+    T* const packed_grad = memory.grad.get(std::max(blocking_.outputs * line_size, tiling_.longest() * cell_size));
     T* const rows =
         memory.rows.get(blocking_.along_inputs ? RowPanels(math, tile_size.rows).size(channels.outputs, kDepth) : 0);
     std::int64_t* const offsets =
@@ -232,13 +235,16 @@ class GradWeight final : public Kernel {
       }
       for (std::size_t p = 0; p < tiling_.phases().size(); ++p) {
         const PhaseTile& phase = tiling_.phases()[p];
-        // The gaps must be zero: there the input is multiplied too.
-        std::fill_n(packed_grad, channels.outputs * line_size, T{0});
-        load_runs(grad_view, target_runs(tiling_, tile, phase, problem_.output_strides), PackedSteps{line_size, 1},
-                  packed_grad);
+        const Runs runs = target_runs(tiling_, tile, phase, problem_.output_strides);
+        const PackedSteps steps = side_by_side ? PackedSteps{1, cell_size} : PackedSteps{line_size, 1};
+        // The gaps must be zero: there the input is multiplied too. Dot products run on to whole vectors.
+        if (!side_by_side || !runs.is_one_run(tile.length)) {
+          std::fill_n(packed_grad, side_by_side ? tile.length * cell_size : channels.outputs * line_size, T{0});
+        }
+        load_runs(grad_view, runs, steps, packed_grad);
         T* const sums = block + phase_begins_[p];
         if (blocking_.along_inputs) {
-          multiply(math, tile_size, phase, channels, tile.length, packed_grad, line_size, packed_input, rows, sums);
+          multiply(math, tile_size, phase, channels, tile.length, packed_grad, steps, packed_input, rows, sums);
         } else {
           dot(math, phase, channels, tile.length, packed_grad, line_size, packed_input + tiling_.lead(), offsets, sums);
         }
@@ -305,25 +311,26 @@ class GradWeight final : public Kernel {
   }
 
   void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
-                const ChannelBlock& channels, std::int64_t length, const T* grad, std::int64_t line_size,
+                const ChannelBlock& channels, std::int64_t length, const T* grad, const PackedSteps& grad_steps,
                 const T* packed_input, T* rows, T* sums) const {
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
     const std::int64_t panel = tile_size.vectors * math.lanes;
     const RowPanels row_panels(math, tile_size.rows);
     Multiply<T> job;
-    job.a_step = row_panels.step;
+    const bool in_place = grad_steps.channel == 1;
+    job.a_step = in_place ? grad_steps.cell : row_panels.step;
     job.c_step = taps * blocking_.inputs;
     job.accumulate = true;
     for (std::int64_t k = 0; k < length; k += kDepth) {
       job.depth = std::min(kDepth, length - k);
-      pack_lines(row_panels, channels.outputs, grad + k, line_size, job.depth, rows);
+      if (!in_place) pack_lines(row_panels, channels.outputs, grad + k, grad_steps.channel, job.depth, rows);
       for (std::int64_t n = 0; n < channels.inputs; n += panel) {
         job.b_step = panel_width(math, panel, channels.inputs, n);
         const T* const input = packed_input + n * tiling_.plane_size() + (tiling_.lead() + k) * job.b_step;
         for (std::int64_t t = 0; t < taps; ++t) {
           job.b = input + phase.taps[t].offset * job.b_step;
           for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {
-            job.a = rows + row_panels.place(m, job.depth);
+            job.a = in_place ? grad + k * grad_steps.cell + m : rows + row_panels.place(m, job.depth);
             job.c = sums + (m * taps + t) * blocking_.inputs + n;
             const std::int64_t here = std::min(tile_size.rows, channels.outputs - m);
             math.multiply_packed[here - 1][job.b_step / math.lanes - 1](job);

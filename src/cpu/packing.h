@@ -143,6 +143,28 @@ void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& s
     }
     return;
   }
+  if (steps.channel == 1 && view.channels > 1 && !view.channels_first()) {
+    // Some cells of some channels become lines, and these are transposed.
+    constexpr std::int64_t kChannels = 16;
+    constexpr std::int64_t kCells = 240;
+    T lines[kChannels * kCells];
+    for (std::int64_t first = 0; first < view.channels; first += kChannels) {
+      const std::int64_t channels = std::min(kChannels, view.channels - first);
+      for (const Runs::Run& run : runs.all()) {
+        for (std::int64_t i = 0; i < runs.count(); i += kCells) {
+          const std::int64_t cells = std::min(kCells, runs.count() - i);
+          for (std::int64_t c = 0; c < channels; ++c) {
+            ops.load(view.data + (first + c) * view.strides[1] + run.tensor + i * runs.tensor_step(),
+                     runs.tensor_step(), lines + c * kCells, 1, cells);
+          }
+          element_ops<T, T>().load_channels(lines, kCells,
+                                            line + (run.line + i * runs.line_step()) * steps.cell + first,
+                                            runs.line_step() * steps.cell, channels, cells);
+        }
+      }
+    }
+    return;
+  }
   for_each_channel_and_run(view, runs, steps.cell != 1, [&](std::int64_t channel, const Runs::Run& run) {
     ops.load(view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(),
              line + channel * steps.channel + run.line * steps.cell, runs.line_step() * steps.cell, runs.count());

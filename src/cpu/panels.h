@@ -90,4 +90,27 @@ void multiply_panels(const MathOps<T>& math, const typename MathOps<T>::TileSize
   }
 }
 
+// The same for cells that are read where they are, in register tiles of about the same height; job.a, job.offsets and
+// job.places as multiply_cells wants them.
+template <typename T>
+void multiply_cells(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::int64_t cells,
+                    std::int64_t columns, const Panels<T>& panels, MultiplyCells<T> job) {
+  const std::int64_t panel = tile.vectors * math.lanes;
+  const std::int64_t tiles = (cells + tile.rows - 1) / tile.rows;
+  const T* const a = job.a;
+  T* const c = job.c;
+  const T* const initial = job.initial;
+  for (std::int64_t n = 0; n < columns; n += panel) {
+    job.b_step = panel_width(math, panel, columns, n);
+    job.b = panels.data + n * panels.depth;
+    job.initial = initial == nullptr ? nullptr : initial + n;
+    for (std::int64_t i = 0; i < tiles; ++i) {
+      const std::int64_t m = cells * i / tiles;
+      job.a = a + m * job.a_step;
+      job.c = c + m * job.c_step + n;
+      math.multiply_cells[cells * (i + 1) / tiles - m - 1][job.b_step / math.lanes - 1](job);
+    }
+  }
+}
+
 }  // namespace tconv::cpu

@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::array kFamilies = {
     Family{"columns", propose_columns},
+    Family{"depthwise", propose_depthwise},
     Family{"phases", propose_phases},
     Family{"reference", propose_reference},
 };

@@ -29,6 +29,30 @@ constexpr int widest(int rows) {
 }
 static_assert(kTallRows <= kMostRows);
 
+// Sums of a register tile as they are in c, and the lines of the tile below, which nothing else foretells.
+template <typename T, int kTileRows, int kVectors, class D>
+HWY_INLINE void load_sums(D tag, const T* c, std::int64_t c_step, hn::Vec<D> (&sums)[kTileRows][kVectors]) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::LoadU(tag, c + m * c_step + v * lanes);
+  }
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int v = 0; v < kVectors; ++v) hwy::Prefetch(c + (m + kTileRows) * c_step + v * lanes);
+  }
+}
+
+// Sums that begin with the same row each, or with zeros.
+template <typename T, int kTileRows, int kVectors, class D>
+HWY_INLINE void begin_sums(D tag, const T* initial, hn::Vec<D> (&sums)[kTileRows][kVectors]) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  for (int v = 0; v < kVectors; ++v) {
+    const auto first = initial == nullptr ? hn::Zero(tag) : hn::LoadU(tag, initial + v * lanes);
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) sums[m][v] = first;
+  }
+}
+
 template <typename T, int kTileRows, int kVectors, bool kInPlace>
 void multiply(const Multiply<T>& job) {
   const hn::ScalableTag<T> tag;
@@ -37,17 +61,10 @@ void multiply(const Multiply<T>& job) {
   T* const c = job.c;
   const std::int64_t c_step = job.c_step;
   V sums[kTileRows][kVectors];
-#pragma GCC unroll 16
-  for (int m = 0; m < kTileRows; ++m) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[m][v] = job.accumulate ? hn::LoadU(tag, c + m * c_step + v * lanes) : hn::Zero(tag);
-    }
-  }
   if (job.accumulate) {
-    // The tile below is next, and nothing else foretells which lines it needs.
-    for (int m = 0; m < kTileRows; ++m) {
-      for (int v = 0; v < kVectors; ++v) hwy::Prefetch(c + (m + kTileRows) * c_step + v * lanes);
-    }
+    load_sums<T, kTileRows, kVectors>(tag, c, c_step, sums);
+  } else {
+    begin_sums<T, kTileRows, kVectors>(tag, static_cast<const T*>(nullptr), sums);
   }
   const T* a = job.a;
   const T* b = job.b;
@@ -74,6 +91,40 @@ void multiply(const Multiply<T>& job) {
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[m][v], tag, c + m * c_step + v * lanes);
+  }
+}
+
+template <typename T, int kTileRows, int kVectors>
+void multiply_cells(const MultiplyCells<T>& job) {
+  const hn::ScalableTag<T> tag;
+  using V = hn::Vec<decltype(tag)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const std::int64_t a_step = job.a_step;
+  const std::int64_t b_step = job.b_step;
+  V sums[kTileRows][kVectors];
+  if (job.accumulate) {
+    load_sums<T, kTileRows, kVectors>(tag, job.c, job.c_step, sums);
+  } else {
+    begin_sums<T, kTileRows, kVectors>(tag, job.initial, sums);
+  }
+  for (std::int64_t p = 0; p < job.parts; ++p) {
+    const T* const a = job.a + job.offsets[p];
+    const T* b = job.b + job.places[p] * b_step;
+    const auto step = [&](std::int64_t k) HWY_ATTR {
+      V columns[kVectors];
+      for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kTileRows; ++m) {
+        const V row = hn::Set(tag, a[m * a_step + k]);
+        for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
+      }
+      b += b_step;
+    };
+    for (std::int64_t k = 0; k < job.depth; ++k) step(k);
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[m][v], tag, job.c + m * job.c_step + v * lanes);
   }
 }
 
@@ -126,6 +177,7 @@ MathOps<T> make_math_ops() {
     [&]<int... kVector>(std::integer_sequence<int, kVector...>) {
       ((ops.multiply_packed[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false>), ...);
       ((ops.multiply_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
+      ((ops.multiply_cells[kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1>), ...);
     }(std::make_integer_sequence<int, kWidest>());
   };
   const auto fill_dot_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {

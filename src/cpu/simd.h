@@ -24,6 +24,26 @@ struct Multiply {
   bool accumulate = false;
 };
 
+// The same product where the k of a lie side by side, in `parts` pieces of `depth` each (a piece is a tap, its k are
+// channels):
+//   c[m][n] (+)= sum over p and k of a[m a_step + offsets[p] + k] b[(places[p] + k) b_step + n].
+// What is read in turn from a few rows, line by line, needs no packing.
+template <typename T>
+struct MultiplyCells {
+  const T* a = nullptr;
+  std::int64_t a_step = 0;                // from m to m + 1
+  const std::int64_t* offsets = nullptr;  // of the parts in a
+  const std::int64_t* places = nullptr;   // and in b
+  std::int64_t parts = 0;
+  std::int64_t depth = 0;  // k of a part
+  const T* b = nullptr;
+  std::int64_t b_step = 0;  // from k to k + 1
+  T* c = nullptr;
+  std::int64_t c_step = 0;     // from m to m + 1
+  bool accumulate = false;     // otherwise c begins with
+  const T* initial = nullptr;  // [n], or zeros
+};
+
 // A register tile of dot products: c[m][n] += sum over p < length of a[m a_step + p] b[offsets[n] + p]. The length is
 // rounded up to whole vectors: what lies behind it must be zero in a and finite in b.
 template <typename T>
@@ -38,6 +58,7 @@ struct Dot {
 };
 
 inline constexpr std::int64_t kMostRows = 14;  // rows of a register tile, at most
+inline constexpr std::int64_t kMostCells = 9;  // rows of a tile that reads cells in place: each needs an address
 inline constexpr std::int64_t kDotRows = 4;    // both sides of a tile of dot products, at most
 inline constexpr std::int64_t kMostVectors = 4;
 
@@ -51,6 +72,7 @@ struct MathOps {
   using MultiplyTable = std::array<std::array<void (*)(const Multiply<T>&), kMostVectors>, kMostRows>;
   MultiplyTable multiply_packed{};
   MultiplyTable multiply_in_place{};
+  std::array<std::array<void (*)(const MultiplyCells<T>&), kMostVectors>, kMostRows> multiply_cells{};
   // packed[k step + m] = from[offsets[k] + m], m < step; whole vectors
   void (*gather_rows)(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step,
                       T* packed) = nullptr;
@@ -60,13 +82,13 @@ struct MathOps {
     std::int64_t rows = 1;
     std::int64_t vectors = 1;
   };
-  // The register tiles that take the least time for a product of this size.
-  TileSize tile_for(std::int64_t row_count, std::int64_t columns) const {
+  // The register tiles that take the least time for a product of this size; no taller than `tallest`.
+  TileSize tile_for(std::int64_t row_count, std::int64_t columns, std::int64_t tallest = kMostRows) const {
     const std::int64_t all = (columns + lanes - 1) / lanes;
     TileSize best;
     double least = 0;
     for (std::int64_t v = 1; v <= vectors[0]; ++v) {
-      std::int64_t most = rows;
+      std::int64_t most = std::min(rows, tallest);
       while (vectors[most - 1] < v) --most;
       const std::int64_t tiles = (row_count + most - 1) / most;
       const std::int64_t r = (row_count + tiles - 1) / std::max<std::int64_t>(tiles, 1);
@@ -85,6 +107,10 @@ struct MathOps {
       }
     }
     return best;
+  }
+
+  TileSize tile_for_cells(std::int64_t cells, std::int64_t columns) const {
+    return tile_for(cells, columns, kMostCells);
   }
 };
 

@@ -1,6 +1,7 @@
 #include "cpu/tile.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace tconv::cpu {
 
@@ -56,7 +57,7 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells)
               const auto widths = static_cast<std::int64_t>(width.sources.size());
               const std::int64_t source = (kd.source * heights + kh.source) * widths + kw.source;
               const std::int64_t offset = place(0, kd.offset) + place(1, kh.offset) + place(2, kw.offset);
-              phase.taps.push_back({{kd.tap, kh.tap, kw.tap}, source, offset});
+              phase.taps.push_back({{kd.tap, kh.tap, kw.tap}, source, offset, {kd.offset, kh.offset, kw.offset}});
               reads_around_ = reads_around_ || offset != 0;
               lowest = std::min(lowest, offset);
               highest = std::max(highest, offset);
@@ -99,6 +100,98 @@ Tile Tiling::tile(std::int64_t index) const {
   tile.images = std::min(shape_.images, batch_ - tile.image);
   tile.length = shape_.length_of(tile.images, tile.count);
   return tile;
+}
+
+Triple Tiling::cells_of(const Tile& tile, const PhaseTile& phase) const {
+  Triple count{};
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    count[a] = std::clamp<std::int64_t>(phase.lattice[a].count - tile.begin[a], 0, tile.count[a]);
+  }
+  return count;
+}
+
+std::vector<std::int64_t> Tiling::taps_of_row(const Tile& tile, const PhaseTile& phase, std::int64_t d,
+                                              std::int64_t h) const {
+  const std::array<std::int64_t, 2> cell = {tile.begin[0] + d, tile.begin[1] + h};
+  std::vector<std::int64_t> taps;
+  for (std::size_t t = 0; t < phase.taps.size(); ++t) {
+    const Tap& tap = phase.taps[t];
+    bool reads = true;
+    for (int a = 0; a < 2; ++a) {
+      const std::int64_t position = cell[a] + tap.shift[a];
+      reads = reads && position >= 0 && position < sources_[tap.source][a].count;
+    }
+    if (reads) taps.push_back(static_cast<std::int64_t>(t));
+  }
+  return taps;
+}
+
+std::int64_t Tiling::place_on_line(const Segment& segment) const {
+  std::int64_t place = segment.image * shape_.image_step;
+  for (int a = 0; a < kSpatialAxes; ++a) place += segment.cell[a] * shape_.steps[a];
+  return place;
+}
+
+std::vector<Segment> Tiling::segments_of_line(const Tile& tile, const PhaseTile& phase, std::int64_t rows) const {
+  const Triple count = cells_of(tile, phase);
+  std::vector<Segment> segments;
+  if (count[2] == 0) return segments;
+  const std::int64_t alone = count[2] + ceil_div(count[2], rows);  // in rows of products, one more for each tile
+  const bool joins = alone * rows > shape_.pitch[2] * (rows + 1);
+  for (std::int64_t image = 0; image < tile.images; ++image) {
+    for (std::int64_t d = 0; d < count[0]; ++d) {
+      for (std::int64_t h = 0; h < count[1]; ++h) {
+        Segment row{image, {d, h, 0}, 2, count[2], taps_of_row(tile, phase, d, h)};
+        if (joins && h > 0 && segments.back().taps == row.taps) {
+          segments.back().count = place_on_line(row) + row.count - place_on_line(segments.back());
+        } else {
+          segments.push_back(std::move(row));
+        }
+      }
+    }
+  }
+  return segments;
+}
+
+std::vector<Segment> Tiling::segments_of_tensor(const Tile& tile, const PhaseTile& phase) const {
+  const Triple count = cells_of(tile, phase);
+  std::vector<Segment> segments;
+  std::int64_t low = 0;  // low <= w < high: all taps read something in width
+  std::int64_t high = count[2];
+  const auto reads = [&](const Tap& tap, std::int64_t w) {
+    const std::int64_t position = tile.begin[2] + w + tap.shift[2];
+    return position >= 0 && position < sources_[tap.source][2].count;
+  };
+  for (const Tap& tap : phase.taps) {
+    low = std::max(low, -tap.shift[2] - tile.begin[2]);
+    high = std::min(high, sources_[tap.source][2].count - tap.shift[2] - tile.begin[2]);
+  }
+  low = std::min(low, count[2]);
+  high = std::max(high, low);
+  std::vector<std::size_t> columns(count[2]);  // those at the borders: the segments that go on
+  for (std::int64_t image = 0; image < tile.images; ++image) {
+    for (std::int64_t d = 0; d < count[0]; ++d) {
+      std::vector<std::int64_t> above;
+      for (std::int64_t h = 0; h < count[1]; ++h) {
+        const std::vector<std::int64_t> taps = taps_of_row(tile, phase, d, h);
+        for (std::int64_t w = 0; w < count[2]; ++w) {
+          if (w >= low && w < high) continue;
+          if (h > 0 && above == taps) {
+            ++segments[columns[w]].count;
+            continue;
+          }
+          columns[w] = segments.size();
+          Segment column{image, {d, h, w}, 1, 1, {}};
+          std::ranges::copy_if(taps, std::back_inserter(column.taps),
+                               [&](std::int64_t t) { return reads(phase.taps[t], w); });
+          segments.push_back(std::move(column));
+        }
+        if (high > low) segments.push_back({image, {d, h, low}, 2, high - low, taps});
+        above = taps;
+      }
+    }
+  }
+  return segments;
 }
 
 }  // namespace tconv::cpu

@@ -22,6 +22,7 @@ struct Tap {
   Triple tap;
   std::int64_t source = 0;  // index of the source lattice triple
   std::int64_t offset = 0;  // along the line
+  Triple shift{};           // the same axis by axis: target position j reads position j + shift of the source lattice
 };
 
 // A product of three axis targets.
@@ -57,12 +58,28 @@ struct TileShape {
   std::int64_t longest() const { return length_of(images, block); }  // Tile::length of a full tile
 };
 
+// Neighbouring cells that the same taps reach.
+struct Segment {
+  std::int64_t image = 0;  // of the tile
+  Triple cell{};           // the first one
+  int axis = 2;            // along which they lie: a row, or one column of several rows
+  std::int64_t count = 0;
+  std::vector<std::int64_t> taps;  // of the phase
+};
+
 class Tiling {
  public:
   Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells);
 
   std::int64_t tiles() const { return shape_.tiles; }
   Tile tile(std::int64_t index) const;
+
+  // The cells of a phase in a tile along the line, with the taps that read something in depth and height. Rows are
+  // joined where what lies between them costs less than a register tile that is not full, of `rows` rows.
+  std::vector<Segment> segments_of_line(const Tile& tile, const PhaseTile& phase, std::int64_t rows) const;
+  // The same where nothing surrounds the source: with the taps that read something, in width too.
+  std::vector<Segment> segments_of_tensor(const Tile& tile, const PhaseTile& phase) const;
+  std::int64_t place_on_line(const Segment& segment) const;
 
   const std::vector<PhaseTile>& phases() const { return phases_; }
   const std::vector<std::array<Lattice, kSpatialAxes>>& sources() const { return sources_; }
@@ -85,6 +102,9 @@ class Tiling {
   std::int64_t plane_size() const { return plane_size_; }  // elements of one packed channel of one source lattice
 
  private:
+  Triple cells_of(const Tile& tile, const PhaseTile& phase) const;
+  std::vector<std::int64_t> taps_of_row(const Tile& tile, const PhaseTile& phase, std::int64_t d, std::int64_t h) const;
+
   AxisMaps maps_;
   std::int64_t batch_;
   TileShape shape_;

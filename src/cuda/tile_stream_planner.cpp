@@ -79,6 +79,24 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
   return choices;
 }
 
+// How many neighbouring outputs a thread can store at once; 0: they must meet in shared memory.
+int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
+  const Strides& strides = tile_output_strides(problem);
+  const Axis& width = problem.axes[2];
+  const int vector = shape.output_step(2);
+  if (!aligned || !shape.stays || shape.element_bytes != 4 || strides[4] != 1 || (vector != 2 && vector != 4)) return 0;
+  if (shape.span[2] != vector || shape.block_channels % 8 != 0) return 0;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.slots[a] != shape.span[a]) return 0;  // outputs without a tap are no sums
+  }
+  // A sector that two warps write in parts costs a read, too: rows of the tensor and of a block begin with whole ones.
+  constexpr int kSector = 8;
+  bool fits = width.output() % kSector == 0 && width.pad_begin % kSector == 0;
+  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % kSector == 0;
+  fits = fits && (shape.tile[3] * vector % kSector == 0 || shape.tile[3] >= tile_cells(problem, 2));
+  return fits ? vector : 0;
+}
+
 constexpr int kLeastRegisters = 64;  // at a kernel's start
 constexpr int kMostCopyPlaces = 6;   // of a thread that loads, in registers
 
@@ -92,13 +110,20 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   shape.row_tiles = apart ? shape.all_slots() : 1;
   shape.row_teams = 1;
   const int sums = shape.rows() / 2 * shape.column_tiles / 8;
-  const int needed = sums + 8 * shape.line_fragments() + (shape.element_bytes == 2 ? 40 : 28);
+  const int needed = sums + 8 * shape.line_fragments() + (shape.element_bytes == 2 ? 40 : 32);
   for (const int blocks : {3, 2, 1}) {
+    if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
     shape.blocks_per_multiprocessor = blocks;
     const int at_start = shape.registers_at_start();
     // One product must fit what all threads start with.
     if (at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
+    // Staging in many turns beside the rings costs more than blocks that come and go.
+    constexpr int kMostTurns = 2;
+    if (shape.store_vector == 0) {
+      shape.stays = shape.depth_blocks == 1;
+      shape.stays = shape.stays && shape.block_channels <= kMostTurns * shape.turn_channels();
+    }
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_line = shape.line_backs() * shape.slabs * shape.rows() * 16;
@@ -172,8 +197,12 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
           if (shape.cells() * 2 <= shape.columns() && shape.columns() > 64) continue;
           shape.lead = lead_of(problem, shape);
+          shape.stays = shape.depth_blocks == 1;
+          shape.store_vector = store_vector_of(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;
+          shape.most_blocks =
+              static_cast<int>(shape.stays ? device.multiprocessors * shape.blocks_per_multiprocessor : kIntMax);
           TileCandidate candidate;
           candidate.shape = shape;
           candidate.blocks = tile_blocks(shape, problem);

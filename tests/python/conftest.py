@@ -28,7 +28,7 @@ def seed(request):
 
 
 # Takes large layers only, which tests/cpp/cpu_columns_test.cpp draws.
-SPECIAL_FAMILIES = {"columns"}
+SPECIAL_FAMILIES = {"columns", "depthwise"}
 
 
 @pytest.fixture(

@@ -64,6 +64,12 @@ struct TileShape {
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.
   int line_axis;
+  // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
+  bool stays;
+  int most_blocks;
+  // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
+  // the cells of a warp fill whole sectors. 0: outputs pass through shared memory.
+  int store_vector;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -160,7 +166,10 @@ struct TileShape {
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
-  constexpr int loading_registers() const { return registers_at_start() < 128 ? 48 : 56; }
+  constexpr int loading_registers() const {
+    const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
+    return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
+  }
   constexpr int multiplying_registers() const {
     const int left =
         (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
@@ -260,30 +269,37 @@ struct TileShape {
     return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
   }
 
-  // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
+  // The epilogue passes the outputs through shared memory, `turn_channels` of each phase at a time. For rows that leave
   // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
   // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
   constexpr int staged_pitch() const {
     return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
   }
-  constexpr int staged_slot_pitch(int pass) const {
+  constexpr int staged_slot_pitch(int channels) const {
     const int apart = 32 / slots[2] / 2 * 2;
-    return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
+    return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
-  constexpr int staged_bytes(int pass) const { return (all_slots() * staged_slot_pitch(pass) * 4 + 15) / 16 * 16; }
+  constexpr int staged_bytes(int channels) const {
+    return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
+  }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
-  constexpr int pass_channels() const {
-    int pass = block_channels;
-    const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
-    while (pass > 4 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
-    return pass;
+  constexpr int turn_channels() const {
+    int channels = block_channels;
+    if (store_vector > 0) return channels;
+    int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    if (stays) room = (blocks_per_multiprocessor == 1 ? 40 : 20) * 1024;
+    while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    return channels;
   }
+  // Where outputs are staged: in place of the operands, or beside those of the next tile.
+  constexpr int staged_offset() const { return stays ? pipeline_bytes() : 0; }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {

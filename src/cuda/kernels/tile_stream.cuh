@@ -17,6 +17,31 @@ constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
 constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
 
+// Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
+struct CellPlace {
+  int at[4];  // sample, depth, height, width
+  bool exists;
+};
+__device__ __forceinline__ CellPlace cell_place(int column) {
+  constexpr int kLineDimension = kShape.stacks_tiles() ? 1 + kShape.line_axis : -1;
+  constexpr int kCells = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[kLineDimension] : kShape.cells();
+  CellPlace place;
+  int cell = kShape.stacks_tiles() ? column % 64 : column;
+  place.exists = cell < kCells;
+  if (!place.exists) cell = 0;
+#pragma unroll
+  for (int dimension = 3; dimension >= 0; --dimension) {
+    if (dimension == kLineDimension) {
+      place.at[dimension] = column / 64;
+      place.exists = place.exists && place.at[dimension] < kShape.tile[dimension];
+    } else {
+      place.at[dimension] = cell % kShape.tile[dimension];
+      cell /= kShape.tile[dimension];
+    }
+  }
+  return place;
+}
+
 struct CellTeam {
   static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
   static constexpr int kOctets = kShape.rows() / 8;
@@ -40,22 +65,8 @@ struct CellTeam {
     for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int column_here = column(i) + half * 8;
-        // Columns without a cell read the first one.
-        constexpr int kPlane = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[1 + kShape.line_axis] : 0;
-        int cell = kShape.stacks_tiles() ? column_here % 64 : column_here;
-        if (cell >= (kShape.stacks_tiles() ? kPlane : kShape.cells())) cell = 0;
-        int place[4];  // sample, depth, height, width
-#pragma unroll
-        for (int dimension = 3; dimension >= 0; --dimension) {
-          if (kShape.stacks_tiles() && dimension == 1 + kShape.line_axis) {
-            place[dimension] = min(column_here / 64, kShape.tile[dimension] - 1);
-          } else {
-            place[dimension] = cell % kShape.tile[dimension];
-            cell /= kShape.tile[dimension];
-          }
-        }
-        const auto& [n, d, h, w] = place;
+        const CellPlace place = cell_place(column(i) + half * 8);
+        const auto& [n, d, h, w] = place.at;
         at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
                       w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
@@ -122,6 +133,9 @@ struct CellTeam {
 };
 
 #include "tile_store.cuh"
+#if kStoresVectors
+#include "tile_stream_store.cuh"
+#endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
 struct StreamReader {
@@ -131,7 +145,7 @@ struct StreamReader {
   RingPlace<kShape.input_ring> input;
   RingPlace<kShape.weight_ring> weight;
   int released = 0;  // the slot of weights to give back next
-  int chunk = 0;
+  int chunk = 0;     // of the tile
 
   __device__ __forceinline__ unsigned input_stage() const {
     return input_ring + input.slot * kShape.input_stage_bytes();
@@ -155,10 +169,7 @@ struct StreamReader {
     const bool ends_chunk = item + 1 == kItems;
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) {
-      give_back(barriers.weight_empty(released));
-      released = released + 1 == kShape.weight_ring ? 0 : released + 1;
-    }
+    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kSteps);
@@ -166,9 +177,17 @@ struct StreamReader {
       return;
     }
     if (++chunk == kShape.block_chunks()) return;
+    give_back_input();
+    begin(team, next);
+  }
+
+  __device__ __forceinline__ void give_back_input() {
     give_back(barriers.input_empty(input.slot));
     input.advance();
-    begin(team, next);
+  }
+  __device__ __forceinline__ void give_back_weights() {
+    give_back(barriers.weight_empty(released));
+    released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
   // The first fragments of a chunk.
@@ -217,6 +236,9 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
     }
   }
   ptx::wait_for_warpgroup<0>();
+  reader.give_back_input();
+  reader.give_back_weights();
+  reader.chunk = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
@@ -228,23 +250,44 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
 
-  const BlockPlace place = block_place(params);
-  const BlockRows rows = block_rows(params, place.block_row);
-  const BlockCells cells = block_cells(params, place.cells);
+  // Every role goes through the block's tiles on its own.
+  const auto for_each_tile = [&](auto&& visit) {
+    const int tiles = block_rows_count(params) * boxes_count(params) * kShape.depth_blocks;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      visit(tile);
+      if (!kShape.stays) break;
+    }
+  };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
     if (loader < kInputThreads) {
-      stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
+      RingPlace<kShape.input_ring> slot;
+      for_each_tile(
+          [&](int tile) { stream_input(params, TilePlace(params, tile), barriers, input_ring, loader, slot); });
     } else if (loader == kInputThreads) {
-      stream_weights(params, place.block_row, place.rank, barriers, weight_ring);
+      ptx::wait_for_previous_kernel();
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
+      });
     }
     return;
   }
   ptx::take_registers<kShape.multiplying_registers()>();
-  CellTeam team(params, cells);
   StreamReader reader{barriers, input_ring, weight_ring};
-  multiply_stream(team, reader);
-  sync_storing();
-  store_block(params, rows, cells, team, place.rank, shared_memory);
+  for_each_tile([&](int tile) {
+    CellTeam team(params, TilePlace(params, tile).cells);
+    multiply_stream(team, reader);
+    // Worked out again rather than kept in registers that the products need.
+    const TilePlace place(params, ptx::opaque(tile));
+#if kStoresVectors
+    store_directly(params, place.rows, place.cells, team);
+#else
+    if (!kShape.stays) sync_storing();
+    store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
+#endif
+  });
 }

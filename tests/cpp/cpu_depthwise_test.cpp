@@ -1,0 +1,121 @@
+// The "depthwise" family, forced, against the reference: one channel a group, channels side by side, every direction
+// and instruction set.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+#include "cpu/families.h"
+#include "cpu_family_checks.h"
+#include "cpu_support.h"
+
+namespace tconv::test {
+namespace {
+
+constexpr std::array kDirections = {Direction::forward, Direction::grad_input, Direction::grad_weight};
+
+Problem random_depthwise(Random& random) {
+  Problem problem;
+  do {
+    problem = Problem{};
+    problem.rank = static_cast<int>(uniform(random, 1, 3));
+    problem.direction = kDirections[uniform(random, 0, 2)];
+    problem.dtype = static_cast<DType>(uniform(random, 0, 3));
+    problem.bias = problem.direction == Direction::forward && chance(random, 0.5);
+    problem.batch = uniform(random, 1, 3);
+    problem.groups = problem.in_channels = problem.out_channels = uniform(random, 8, 90);
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+      Axis& axis = problem.axes[a];
+      axis.input = uniform(random, 1, problem.rank == 1 ? 60 : (problem.rank == 2 ? 11 : 5));
+      axis.kernel = uniform(random, 1, problem.rank == 1 ? 12 : 5);
+      axis.stride = uniform(random, 1, 4);
+      axis.dilation = chance(random, 0.7) ? 1 : uniform(random, 2, 3);
+      axis.pad_begin = chance(random, 0.4) ? 0 : uniform(random, 0, axis.kernel * axis.dilation + 2);
+      axis.pad_end = chance(random, 0.5) ? axis.pad_begin : uniform(random, 0, axis.kernel * axis.dilation + 2);
+      axis.output_padding = chance(random, 0.7) ? 0 : uniform(random, 0, std::max(axis.stride, axis.dilation) - 1);
+    }
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  problem.weight_strides = random_strides(random, problem.weight_sizes(), problem.direction != Direction::grad_weight);
+  return problem;
+}
+
+// False when the family declines.
+bool check(const Problem& problem, Tensors& tensors) {
+  std::shared_ptr<const Plan> chosen;
+  try {
+    chosen = plan(problem, {}, "depthwise");
+  } catch (const Error&) {
+    return false;
+  }
+  tensors.result(problem).poison();
+  run_with_workspace(*chosen, tensors.buffers());
+  const DType arithmetic = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
+  expect_close(problem, tensors, arithmetic, (terms_of(problem) + 8) * (arithmetic == DType::f64 ? 2 : 1));
+  return true;
+}
+
+TEST(Depthwise, RandomProblems) {
+  Random random(41);
+  int taken = 0;
+  const int count = test::cases(600);
+  for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
+    const Problem problem = random_depthwise(random);
+    Tensors tensors(problem, random);
+    compute_exact(problem, tensors);
+    taken += check(problem, tensors) ? 1 : 0;
+  }
+  EXPECT_GE(taken, count / 3) << "of " << count;
+}
+
+TEST(Depthwise, EveryInstructionSet) {
+  Random random(42);
+  std::vector<Problem> problems;
+  std::vector<Tensors> tensors;
+  for (int i = 0; i < test::cases(60); ++i) {
+    problems.push_back(random_depthwise(random));
+    compute_exact(problems.back(), tensors.emplace_back(problems.back(), random));
+  }
+  for (const std::string& name : cpu::target_names()) {
+    const Target target(name);
+    SCOPED_TRACE(name);
+    int taken = 0;
+    for (std::size_t i = 0; i < problems.size(); ++i) taken += check(problems[i], tensors[i]) ? 1 : 0;
+    EXPECT_GE(taken, static_cast<int>(problems.size()) / 4);
+  }
+}
+
+Problem image_layer(Direction direction, std::int64_t batch) {
+  Problem problem;
+  problem.rank = 2;
+  problem.direction = direction;
+  problem.batch = batch;
+  problem.groups = problem.in_channels = problem.out_channels = 37;
+  problem.axes[1] = {21, 4, 2, 1, 1, 1, 0};
+  problem.axes[2] = {33, 4, 2, 1, 1, 1, 0};
+  set_contiguous(problem);
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  return problem;
+}
+
+TEST(Depthwise, ThreadsChangeNothing) {
+  Random random(43);
+  for (const Direction direction : kDirections) {
+    expect_threads_change_nothing(image_layer(direction, 3), "depthwise", random);
+  }
+}
+
+TEST(Depthwise, IsChosenForChannelsLastAlone) {
+  const Problem problem = image_layer(Direction::forward, 2);
+  EXPECT_EQ(plan(problem)->family, "depthwise");
+  Problem contiguous = problem;
+  set_contiguous(contiguous);
+  EXPECT_EQ(plan(contiguous)->family, "phases");
+  Problem with_gaps = problem;  // a kernel smaller than its stride: outputs that no tap reaches
+  with_gaps.axes[2] = {33, 2, 3, 1, 0, 0, 0};
+  with_gaps.output_strides = channels_last_strides(with_gaps.output_sizes());
+  EXPECT_EQ(plan(with_gaps)->family, "phases");
+}
+
+}  // namespace
+}  // namespace tconv::test
