@@ -217,6 +217,7 @@ bool complete(ReduceShape& shape, const DeviceProperties& device) {
   if (shape.loader_warps > 0) {
     shape.row_lanes = shape.column_lanes = 32;  // of threads that load; here there are none
     shape.most_cells = 8;
+    if (shape.packed && static_cast<std::size_t>(shape.pack_bytes()) > device.shared_bytes_per_block) return false;
     return complete_divided(shape, device, most_threads);
   }
   if (shape.splits()) return false;

@@ -250,6 +250,8 @@ void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shap
   for (const int count : params.tiles) stages *= count;
   constexpr auto kMost = static_cast<double>(kIntMax);
   if (tiles > kMost / 1024 || stages > kMost / 2) return;
+  constexpr int kMostImages = 65535;  // along the second side of a grid
+  if (shape.packed && reduce_row_images(params) + reduce_column_images(params) > kMostImages) return;
   const double slots = static_cast<double>(device.multiprocessors) * shape.blocks_per_multiprocessor;
   std::vector<int> choices = {1};
   for (const double waves : {0.5, 1.0, 2.0, 3.0}) {
