@@ -4,6 +4,7 @@
 // depends on the layer alone (source channel, then tap), so neither threads nor blocking nor batch change a result.
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <type_traits>
 #include <vector>
 
@@ -19,7 +20,8 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: a panel stays in the L1 cache
-constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
+constexpr std::int64_t kDepthInPlace = 256;  // the same where cells are read in place: weights come from the L2 cache
+constexpr std::int64_t kCells = 252;         // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
 constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
@@ -485,11 +487,14 @@ class Correlate final : public Kernel {
                                               tiling_.plane_size());
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
-    std::vector<std::vector<Segment>> segments;
-    std::vector<std::vector<std::int64_t>> offsets;  // of each phase and tap
+    std::vector<std::map<std::vector<std::int64_t>, std::vector<Segment>>> segments;  // of each phase, by their taps
+    std::vector<std::vector<std::int64_t>> offsets;                                   // of each phase and tap
     for (const PhaseTile& phase : phases) {
-      segments.push_back(reads_in_place_ ? tiling_.segments_of_tensor(tile, phase)
-                                         : tiling_.segments_of_line(tile, phase, size.rows));
+      auto& by_taps = segments.emplace_back();
+      for (Segment& segment : reads_in_place_ ? tiling_.segments_of_tensor(tile, phase)
+                                              : tiling_.segments_of_line(tile, phase, size.rows)) {
+        by_taps[segment.taps].push_back(std::move(segment));
+      }
       std::vector<std::int64_t>& distances = offsets.emplace_back();
       for (const Tap& tap : phase.taps) {
         const auto& lattice = tiling_.sources()[tap.source];
@@ -508,6 +513,7 @@ class Correlate final : public Kernel {
     const std::int64_t target = block.group * roles_.target_channels + block.first;
     std::vector<std::int64_t> part_offsets;
     std::vector<std::int64_t> part_places;
+    std::vector<CellRun> runs;
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
@@ -539,26 +545,29 @@ class Correlate final : public Kernel {
         }
         const Panels<T> panels{weights + phase_place(block, channels, p),
                                static_cast<std::int64_t>(phases[p].taps.size()) * channels};
-        for (const Segment& segment : segments[p]) {
+        job.a = cells;
+        job.c = sums;
+        for (const auto& [taps, reached] : segments[p]) {
+          runs.clear();
+          for (const Segment& segment : reached) {
+            runs.push_back(
+                {from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis], segment.count});
+          }
           part_offsets.clear();
           part_places.clear();
-          for (const std::int64_t t : segment.taps) {
+          for (const std::int64_t t : taps) {
             part_offsets.push_back(offsets[p][t]);
             part_places.push_back(t * channels);
           }
-          job.a = cells + from.of(segment);
-          job.a_step = from.step[segment.axis];
-          job.c = sums + to.of(segment);
-          job.c_step = to.step[segment.axis];
-          const auto count = static_cast<std::int64_t>(segment.taps.size());
-          const std::int64_t parts = even_parts(count, kDepth / channels);
+          const auto count = static_cast<std::int64_t>(taps.size());
+          const std::int64_t parts = even_parts(count, kDepthInPlace / channels);
           // At least once: what no tap reaches is zero.
           for (std::int64_t t = 0; t == 0 || t < count; t += parts) {
             job.offsets = part_offsets.data() + t;
             job.places = part_places.data() + t;
             job.parts = std::min(parts, count - t);
             job.accumulate = c > 0 || t > 0;
-            multiply_cells(math, size, segment.count, block.targets, panels, job);
+            multiply_cells<T>(math, size, runs, block.targets, panels, job);
           }
         }
       }

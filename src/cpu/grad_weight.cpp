@@ -9,9 +9,11 @@
 // so that threads change no result.
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <vector>
 
 #include "core/parallel.h"
+#include "cpu/mirror.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
@@ -432,9 +434,7 @@ class GradWeight final : public Kernel {
   bool clears_first_ = false;
 };
 
-}  // namespace
-
-Proposal propose_grad_weight(const Problem& problem) {
+Proposal propose_as_it_is(const Problem& problem) {
   const Blocking blocking = choose_blocking(problem);
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {
@@ -452,6 +452,16 @@ Proposal propose_grad_weight(const Problem& problem) {
     proposal.kernel = kernel;
     return proposal;
   });
+}
+
+}  // namespace
+
+Proposal propose_grad_weight(const Problem& problem) {
+  const std::optional<Problem> other = mirrored(problem);
+  if (!other) return propose_as_it_is(problem);
+  Proposal proposal = propose_as_it_is(*other);
+  if (proposal.kernel != nullptr) proposal.kernel = run_mirrored(problem, proposal.kernel);
+  return proposal;
 }
 
 }  // namespace tconv::cpu
