@@ -3,10 +3,10 @@
 
     python scripts/check_exported.py --folder /tmp/toolchains examples/load_inline/*.py
 
-Every set of kernels goes through NVRTC 11.7 and 11.8 (the sets that those can have) and, where nvcc is installed,
-through nvcc for both kinds of GPU; the C++ part is compiled as load_inline would write it, against the headers of
-PyTorch 1.13.1, 2.0.0 and the installed one. Wheels are downloaded from PyPI into the folder once (1.5 GB, of which
-200 MB stay).
+Every set of kernels goes through NVRTC 11.7, 11.8 and 12.0 (Hopper's, which begin with CUDA 12, through 12.0 alone)
+and, where nvcc is installed, through nvcc for both kinds of GPU; the C++ part is compiled as load_inline would write
+it, against the headers of PyTorch 1.13.1, 2.0.0 and the installed one. Wheels are downloaded from PyPI into the folder
+once (1.5 GB, of which 300 MB stay).
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NVRTC = {"11.7": "nvidia-cuda-nvrtc-cu11==11.7.99", "11.8": "nvidia-cuda-nvrtc-cu11==11.8.89"}
+NVRTC = {
+    "11.7": "nvidia-cuda-nvrtc-cu11==11.7.99",
+    "11.8": "nvidia-cuda-nvrtc-cu11==11.8.89",
+    "12.0": "nvidia-cuda-nvrtc-cu12==12.0.76",
+}
+ARCHITECTURES = {"hopper": b"sm_90a", "ampere": b"sm_80"}
 PYTORCH = {"1.13.1": "c++14", "2.0.0": "c++17"}  # and the standard that their load_inline asks for
 
 # What the kernels' namespaces need of the part that nvcc alone compiles.
@@ -86,11 +91,11 @@ class Nvrtc:
         if f"{major.value}.{minor.value}" != version:
             raise RuntimeError(f"{path} must be NVRTC {version}, got {major.value}.{minor.value}")
 
-    def complaint(self, text: str) -> str:
+    def complaint(self, text: str, architecture: bytes) -> str:
         """What the compiler says against a text, or nothing."""
         program = ctypes.c_void_p()
         self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"set.cu", 0, None, None)
-        options = [b"--gpu-architecture=sm_80", b"--std=c++17", b"--device-as-default-execution-space"]
+        options = [b"--gpu-architecture=" + architecture, b"--std=c++17", b"--device-as-default-execution-space"]
         failed = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         size = ctypes.c_size_t()
         self.library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -160,13 +165,13 @@ def main() -> int:
                 if shutil.which("nvcc"):
                     key = ("nvcc", gpu, text_of(module, pieces))
                     add(f"{name}: nvcc", key, nvcc_complaint, module, gpu, pieces, folder)
-                if gpu == "hopper":
-                    continue  # CUDA 12 and later
                 launch, module.FILES["launch.cuh"] = module.FILES["launch.cuh"], DEVICE_ONLY
                 text = text_of(module, pieces)
                 module.FILES["launch.cuh"] = launch
                 for version, compiler in compilers.items():
-                    add(f"{name}: NVRTC {version}", (version, text), compiler.complaint, text)
+                    if gpu == "ampere" or version >= "12":
+                        key = (version, gpu, text)
+                        add(f"{name}: NVRTC {version}", key, compiler.complaint, text, ARCHITECTURES[gpu])
             for found, (name, standard) in headers.items():
                 key = (name, module.expand(module.HOST))
                 add(f"{path.name}: {name}", key, host_complaint, module, found, standard, folder)

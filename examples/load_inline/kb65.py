@@ -20,14 +20,14 @@ the bias is the sum of dy.
 The layer: n8 c64->64 i512x512 k3x7, float32; output [514, 518].
 Height: 1 phase, 1 with taps; width: 1 phase, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
-    forward: tile (1 phases x 64 channels by 1x1x2x74 cells, depth 8x7 of 64x21, warpgroups 1x1x1 of 64x160, 14392
-        blocks (3 per multiprocessor), 62 KiB shared, weights packed) [Hopper, TF32]
+    forward: tile (1 phases x 64 channels by 1x1x8x64 cells, depth 8x12 of 64x21, streams to warpgroups 1x2x1 of
+        64x256, 4680 blocks (1 per multiprocessor), 189 KiB shared, weights packed) [Hopper, TF32]
     forward: tile (1 phases x 32 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 32x16, 34320 blocks
         (2 per multiprocessor), 76 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 16x16, 68640 blocks
         (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (64 channels by 1x1x1x128 cells, depth 8x7 of 64x21 in 1x1 planes, warpgroups 1x1x1 of 64x128,
-        16384 blocks (3 per multiprocessor), 67 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (64 channels by 1x1x8x64 cells, depth 8x12 of 64x21 in 1x1 planes, streams to warpgroups 1x2x1
+        of 64x256, 4096 blocks (1 per multiprocessor), 185 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (32 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 32x16, 32768
         blocks (2 per multiprocessor), 77 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 16x16, 65536
@@ -44,8 +44,19 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     grad_weight: reduce (32 in channels by 1x1x7 taps x 32 channels; 1x1x1x64 pixels at a time, warps 2x2x1 of
         16x112, vectors of 4 and 2, 18 parts, 216 blocks (2 per multiprocessor), 41 KiB shared) [8.0 and later,
         strict]
+
+The kinds of kernel:
+    tile: a matrix product on tensor cores: rows are output channels (of several phases, where that fills a tile),
+        columns are cells of the output, and the depth is (tap, input channel). A block keeps a patch of the input
+        in shared memory, in which a tap is one shift, and reads weights that a first small kernel has put in its
+        order.
+    reduce: a matrix product on tensor cores whose depth is the pixels: rows are input channels, columns (tap,
+        output channel). Pixels are cut into parts so that few weights fill the GPU; a second kernel adds them in
+        order.
+    general: a thread gathers the taps of its outputs from memory; it takes every layer, in 64-bit offsets.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -142,10 +153,9 @@ def compile_set(pieces, gpu):
 
 def tf32_allowed():
     """PyTorch's switch: torch.backends.cudnn.allow_tf32, or the newer one, which knows convolutions apart."""
-    try:
+    with contextlib.suppress(RuntimeError):  # the older switch can't tell what the newer one was set to
         return torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
 class Call:
@@ -451,25 +461,25 @@ class ModelNew(nn.Module):
         in_channels=64,
         out_channels=64,
         kernel_size=(3, 7),
-        bias=False,
-        *,
         stride=1,
         padding=0,
         output_padding=0,
-        dilation=1,
         groups=1,
+        bias=False,
+        *,
+        dilation=1,
     ):
         super().__init__()
         self.conv_transpose2d = ConvTranspose2d(
             in_channels=in_channels,
             out_channels=out_channels,
             kernel_size=kernel_size,
-            bias=bias,
             stride=stride,
             padding=padding,
             output_padding=output_padding,
-            dilation=dilation,
             groups=groups,
+            bias=bias,
+            dilation=dilation,
         )
 
     def forward(self, x):
@@ -577,43 +587,34 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
-// forward, tile: 1 phases x 64 channels by 1x1x2x74 cells, depth 8x7 of 64x21, warpgroups 1x1x1 of 64x160, 14392
-// blocks (3 per multiprocessor), 62 KiB shared, weights packed
+// forward, tile: 1 phases x 64 channels by 1x1x8x64 cells, depth 8x12 of 64x21, streams to warpgroups 1x2x1 of
+// 64x256, 4680 blocks (1 per multiprocessor), 189 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 2, 74}, 64, true, false, 0, 0, 0, 0, 0, 1, 20, 1, 1, 1, 1, 2, 7, 2, true, 3, true, false,
-    false, false};
-__device__ constexpr int kFixedBackCells[] = {166, 165, 164, 163, 162, 161, 160, 86, 85, 84, 83, 82, 81, 80, 6, 5,
-    4, 3, 2, 1, 0, };
+    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 12, 0, true, 1, true, false,
+    true, false};
+__device__ constexpr int kFixedBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 300, 12, 584, 296, 8,
+    580, 292, 4, 576, 288, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {166, 165, 164, 163, 162, 161, 160, 86, 85, 84, 83, 82, 81, 80, 6, 5, 4, 3, 2, 1,
-    0, };
+__constant__ int kBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 300, 12, 584, 296, 8, 580, 292, 4,
+    576, 288, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
+__device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, %80, %81, p, 1, 1; }"
+    "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
     "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
- : "l"(a), "l"(b));
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
@@ -626,38 +627,29 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 2, 74}, 64, true, false, 0, 0, 0, 0, 0, 1, 20, 1, 1, 1, 1, 2, 7, 2, true, 3, true, false,
-    false, false};
-__device__ constexpr int kFixedBackCells[] = {166, 165, 164, 163, 162, 161, 160, 86, 85, 84, 83, 82, 81, 80, 6, 5,
-    4, 3, 2, 1, 0, };
+    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 12, 0, true, 1, true, false,
+    true, false};
+__device__ constexpr int kFixedBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 300, 12, 584, 296, 8,
+    580, 292, 4, 576, 288, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {166, 165, 164, 163, 162, 161, 160, 86, 85, 84, 83, 82, 81, 80, 6, 5, 4, 3, 2, 1,
-    0, };
+__constant__ int kBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 300, 12, 584, 296, 8, 580, 292, 4,
+    576, 288, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
+__device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, %80, %81, p, 1, 1; }"
+    "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
     "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
- : "l"(a), "l"(b));
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-#include "tile_sm90.cuh"
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
@@ -680,7 +672,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 514, 518},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 257, 7},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 65, 9},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -705,12 +697,12 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 514, 518},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 257, 7},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 65, 9},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 1799), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 128, 63512,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 585), 1, 1);
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 384, 193664,
                              true, stream, params);
     if (error != 0) return error;
   }
@@ -720,40 +712,34 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 64 channels by 1x1x1x128 cells, depth 8x7 of 64x21 in 1x1 planes, warpgroups 1x1x1 of 64x128,
-// 16384 blocks (3 per multiprocessor), 67 KiB shared, weights packed
+// grad_input, tile: 64 channels by 1x1x8x64 cells, depth 8x12 of 64x21 in 1x1 planes, streams to warpgroups 1x2x1 of
+// 64x256, 4096 blocks (1 per multiprocessor), 185 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 1, 128}, 64, true, false, 0, 0, 0, 0, 0, 1, 16, 1, 1, 1, 1, 2, 7, 2, true, 3, true, false, false,
-    false};
-__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 134, 135, 136, 137, 138, 139, 140, 268, 269,
-    270, 271, 272, 273, 274, };
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 12, 0, true, 1, true, false,
+    true, false};
+__device__ constexpr int kFixedBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576,
+    20, 300, 580, 24, 304, 584, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 5, 6, 134, 135, 136, 137, 138, 139, 140, 268, 269, 270, 271, 272,
-    273, 274, };
+__constant__ int kBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576, 20, 300, 580,
+    24, 304, 584, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[16][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {%0, %1, "
+__device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1; }"
+    "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
     "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3])
- : "l"(a), "l"(b));
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
@@ -766,35 +752,29 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 1, 128}, 64, true, false, 0, 0, 0, 0, 0, 1, 16, 1, 1, 1, 1, 2, 7, 2, true, 3, true, false, false,
-    false};
-__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 134, 135, 136, 137, 138, 139, 140, 268, 269,
-    270, 271, 272, 273, 274, };
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 12, 0, true, 1, true, false,
+    true, false};
+__device__ constexpr int kFixedBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576,
+    20, 300, 580, 24, 304, 584, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 5, 6, 134, 135, 136, 137, 138, 139, 140, 268, 269, 270, 271, 272,
-    273, 274, };
+__constant__ int kBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576, 20, 300, 580,
+    24, 304, 584, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[16][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {%0, %1, "
+__device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1; }"
+    "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
     "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3])
- : "l"(a), "l"(b));
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-#include "tile_sm90.cuh"
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
@@ -817,7 +797,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 512, 512},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 512, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 64, 8},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -842,12 +822,12 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 512, 512},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 512, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 64, 8},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 2048), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 68760,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 512), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 384, 189568,
                              true, stream, params);
     if (error != 0) return error;
   }
@@ -965,8 +945,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 32, false, false, 0, 0, 0, 0, 0, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
@@ -986,8 +966,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 32, false, false, 0, 0, 0, 0, 0, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
@@ -1066,8 +1046,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
@@ -1087,8 +1067,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
@@ -1253,8 +1233,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1274,8 +1254,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1354,8 +1334,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1375,8 +1355,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1541,8 +1521,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1562,8 +1542,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1642,8 +1622,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1663,8 +1643,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -5259,6 +5239,10 @@ struct TileShape {
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
+  // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
+  // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
+  // multiplies a fragment of input once for each.
+  int line_axis;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -5332,6 +5316,16 @@ struct TileShape {
     return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
   }
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
+  // Which distance along an axis the `index`-th one is: lines one after the other, or the width's fastest.
+  constexpr int back_along(int axis, int index) const {
+    if (axis == line_axis) return index % axis_backs(axis);
+    if (line_axis >= 0) index /= axis_backs(line_axis);
+    for (int inner = 2; inner > axis; --inner) {
+      if (inner != line_axis) index /= axis_backs(inner);
+    }
+    return index % axis_backs(axis);
+  }
+  constexpr int line_backs() const { return line_axis < 0 ? 1 : axis_backs(line_axis); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
@@ -5355,11 +5349,21 @@ struct TileShape {
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
 
+  // Streams: whether a team's tiles of 64 cells lie one step of the line's axis apart, and how many fragments of input
+  // a line takes then.
+  constexpr bool stacks_tiles() const { return line_axis >= 0 && column_tiles > 8; }
+  constexpr int line_fragments() const { return column_tiles / 8 + line_backs() - 1; }
+  // From one fragment of a line to the next, in bytes.
+  constexpr int line_step() const {
+    return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
+  }
+
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
-                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    if (warpgroup && !streams) return ((n * patch(1) + d) * patch(2) + h) * patch(3) + w;
+    if (!stacks_tiles()) return ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return line_axis == 1 ? h * 64 + (n * tile[1] + d) * tile[3] + w : d * 64 + (n * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
@@ -5435,30 +5439,32 @@ struct TileShape {
     return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
   }
 
-  // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
+  // The epilogue passes the outputs through shared memory, `turn_channels` of each phase at a time. For rows that leave
   // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
   // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
   constexpr int staged_pitch() const {
     return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
   }
-  constexpr int staged_slot_pitch(int pass) const {
+  constexpr int staged_slot_pitch(int channels) const {
     const int apart = 32 / slots[2] / 2 * 2;
-    return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
+    return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
-  constexpr int staged_bytes(int pass) const { return (all_slots() * staged_slot_pitch(pass) * 4 + 15) / 16 * 16; }
+  constexpr int staged_bytes(int channels) const {
+    return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
+  }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
-  constexpr int pass_channels() const {
-    int pass = block_channels;
+  constexpr int turn_channels() const {
+    int channels = block_channels;
     const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
-    while (pass > 4 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
-    return pass;
+    while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    return channels;
   }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
@@ -5558,19 +5564,13 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int 
   return cells;
 }
 """
-FILES["tile_sm90.cuh"] = r"""
-// Tensor-core tiles for sm_90a: wgmma on the tile format. The config is tile.cuh's, and multiply().
-#include "tile_warpgroup.cuh"
-
-#include "tile_block.cuh"
-"""
 FILES["tile_store.cuh"] = r"""
 // From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
 // leave the block whole.
 
-constexpr int kPass = kShape.pass_channels();  // output channels of each phase that are staged at a time
+constexpr int kTurnChannels = kShape.turn_channels();  // output channels of each phase that are staged in a turn
 constexpr int kPitch = kShape.staged_pitch();
-constexpr int kSlotPitch = kShape.staged_slot_pitch(kPass);
+constexpr int kSlotPitch = kShape.staged_slot_pitch(kTurnChannels);
 constexpr int kDepths = kShape.tile[1] * kShape.span[0];
 constexpr int kHeights = kShape.tile[2] * kShape.span[1];
 constexpr int kWidths = kShape.tile[3] * kShape.span[2];
@@ -5639,14 +5639,14 @@ __device__ __forceinline__ void stage_pair(float left, float right, bool first, 
   }
 }
 
-// Accumulators of one pass into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
+// Accumulators of one turn into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
 // cells are the rows of the products, cells of two rows.
 template <typename Team>
-__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int pass,
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int turn,
                                            bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
   const auto bias = [&](int channel) {
-    return first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+    return first && with_bias ? bias_of(params, rows, turn * kTurnChannels + channel) : 0.0f;
   };
   if constexpr (kShape.streams) {
 #pragma unroll
@@ -5655,8 +5655,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       for (int side = 0; side < 2; ++side) {
         const int row = j * 8 + lane % 4 * 2 + side;
         const int slot = row / kShape.block_channels;
-        const int channel = row % kShape.block_channels - pass * kPass;
-        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const int channel = row % kShape.block_channels - turn * kTurnChannels;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kTurnChannels) continue;
         const float add = bias(channel);
         float* line = staged + slot * kSlotPitch + channel * kPitch + tile.column(0);
 #pragma unroll
@@ -5673,8 +5673,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       for (int half = 0; half < 2; ++half) {
         const int row = tile.row(i) + half * 8 + lane / 4;
         const int slot = row / kShape.block_channels;
-        const int channel = row % kShape.block_channels - pass * kPass;
-        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const int channel = row % kShape.block_channels - turn * kTurnChannels;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kTurnChannels) continue;
         const float add = bias(channel);
         float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
 #pragma unroll
@@ -5688,7 +5688,7 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
 
 // Where one output of the tile, counted over [sample][depth][height][width], comes from and goes to.
 struct Position {
-  int staged;       // of the pass's first channel; -1: no phase, bias alone
+  int staged;       // of the turn's first channel; -1: no phase, bias alone
   long long place;  // from the block's first sample and channel
   bool inside;
 };
@@ -5740,14 +5740,14 @@ __device__ __forceinline__ void wait_for_blocks() {
 // Neighbouring threads take neighbouring outputs of a row, and each walks over the channels; blocks of a cluster share
 // them.
 __device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                           int pass, int rank, const float* staged, Element* output) {
+                                           int turn, int rank, const float* staged, Element* output) {
   constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
   constexpr int kBlockTeams = kThreads / kAcross;
   constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
-  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kPass % kTeams == 0;
+  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kTurnChannels % kTeams == 0;
   if (kThreads % kAcross != 0 && static_cast<int>(threadIdx.x) / kAcross >= kBlockTeams) return;
   const int team = threadIdx.x / kAcross + rank * kBlockTeams;
-  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   const long long stride = params.output_strides[1];
   for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
     const Position position = position_of(params, rows, cells, index);
@@ -5756,11 +5756,11 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     const bool has_phase = position.staged >= 0;
     const int first = (has_phase ? position.staged : 0) + team * kPitch;
 #pragma unroll
-    for (int i = 0; i < (kPass + kTeams - 1) / kTeams; ++i) {
+    for (int i = 0; i < (kTurnChannels + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
       if (!kWhole && channel >= channels) break;
       float result = staged_value(staged, first + i * kTeams * kPitch);
-      if (kHasGaps && !has_phase) result = bias_of(params, rows, pass * kPass + channel);
+      if (kHasGaps && !has_phase) result = bias_of(params, rows, turn * kTurnChannels + channel);
       *out = to_storage(result, Element());
       out += kTeams * stride;
     }
@@ -5783,17 +5783,21 @@ __device__ __forceinline__ void fill_table(const TileParams& params, const Block
 }
 
 __device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                               int pass, int rank, const float* staged, const TableEntry* table,
+                                               int turn, int rank, const float* staged, const TableEntry* table,
                                                Element* output) {
-  constexpr int kAcross = kPass >= 32 ? 32 : kPass > 8 ? 16 : kPass > 4 ? 8 : kPass > 2 ? 4 : kPass;
-  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  constexpr int kAcross = kTurnChannels >= 32 ? 32
+                          : kTurnChannels > 8 ? 16
+                          : kTurnChannels > 4 ? 8
+                          : kTurnChannels > 2 ? 4
+                                              : kTurnChannels;
+  const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   output += table_origin(params, cells);
   constexpr int kAtOnce = kThreads / kAcross;
   for (int index = rank * kAtOnce + threadIdx.x / kAcross; index < kPositions; index += kAtOnce * kShape.depth_blocks) {
     const TableEntry entry = table[index];
     if (entry.place < 0) continue;
     for (int channel = threadIdx.x % kAcross; channel < channels; channel += kAcross) {
-      const float value = entry.staged < 0 ? bias_of(params, rows, pass * kPass + channel)
+      const float value = entry.staged < 0 ? bias_of(params, rows, turn * kTurnChannels + channel)
                                            : staged_value(staged, entry.staged + channel * kPitch);
       output[entry.place + channel] = to_storage(value, Element());
     }
@@ -5804,27 +5808,461 @@ template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                             const Team& tile, int rank, unsigned char* shared_memory) {
   float* staged = reinterpret_cast<float*>(shared_memory);
-  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
+  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kTurnChannels));
   Element* output =
       static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
       (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
   if (kShape.output_channels_last) fill_table(params, rows, cells, table);
 #pragma unroll 1
-  for (int pass = 0; pass < kShape.block_channels / kPass; ++pass) {
+  for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
     // Teams that split the depth add up in a fixed order; the bias comes with the first.
 #pragma unroll 1
     for (int team = 0; team < kShape.depth_teams; ++team) {
-      if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
+      if (tile.depth_team == team) stage_tile(params, rows, tile, turn, team == 0, rank == 0, staged);
       sync_storing();
     }
     if (kShape.depth_blocks > 1) wait_for_blocks();
     if (kShape.output_channels_last) {
-      store_channels(params, rows, cells, pass, rank, staged, table, output);
+      store_channels(params, rows, cells, turn, rank, staged, table, output);
     } else {
-      store_rows(params, rows, cells, pass, rank, staged, output);
+      store_rows(params, rows, cells, turn, rank, staged, output);
     }
-    output += kPass * params.output_strides[1];
+    output += kTurnChannels * params.output_strides[1];
     wait_for_blocks();
+  }
+}
+"""
+FILES["tile_stream.cuh"] = r"""
+// Tensor-core tiles for sm_90a whose warps have roles: some only load (tile_stream_load.cuh), the others only multiply.
+// Cells are the rows of wgmma and come from registers: fragments out of the input as it lies in shared memory, rounded
+// on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
+// does not have is a product left out. The weights are the other operand, by descriptor.
+//
+// The config is tile.cuh's with kBackCells in bytes, and multiply().
+#include "tile_stream_load.cuh"
+
+constexpr int kThreads = kShape.multiplying_threads();
+constexpr int kRowTiles = kShape.row_tiles;
+constexpr int kColumnTiles = kShape.column_tiles;
+constexpr int kSteps = kShape.slabs / 2;
+constexpr int kLine = kShape.line_backs();
+// Items of a chunk: one step of depth at one distance, or at all distances of a line.
+constexpr int kItems = kShape.all_backs() / kLine * kSteps;
+constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
+// Unrolled, an item's place and missing taps are known to the compiler.
+constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
+
+struct CellTeam {
+  static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
+  static constexpr int kOctets = kShape.rows() / 8;
+  static constexpr int kUnitOctets = kShape.row_unit / 8;
+  static constexpr int kFragments = kShape.line_fragments();
+  // Tiles whose place in the box is kept; the others lie steps along the line from the first.
+  static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
+
+  float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
+  unsigned at[kPlaces][2];  // bytes from the box's first element to this thread's two cells and first channel
+  int first_column;
+  static constexpr int depth_team = 0;
+
+  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
+    const int lane = threadIdx.x % 32;
+    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    first_column = team * kShape.column_tiles * 8;
+    const int channel =
+        kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int column_here = column(i) + half * 8;
+        // Columns without a cell read the first one.
+        constexpr int kPlane = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[1 + kShape.line_axis] : 0;
+        int cell = kShape.stacks_tiles() ? column_here % 64 : column_here;
+        if (cell >= (kShape.stacks_tiles() ? kPlane : kShape.cells())) cell = 0;
+        int place[4];  // sample, depth, height, width
+#pragma unroll
+        for (int dimension = 3; dimension >= 0; --dimension) {
+          if (kShape.stacks_tiles() && dimension == 1 + kShape.line_axis) {
+            place[dimension] = min(column_here / 64, kShape.tile[dimension] - 1);
+          } else {
+            place[dimension] = cell % kShape.tile[dimension];
+            cell /= kShape.tile[dimension];
+          }
+        }
+        const auto& [n, d, h, w] = place;
+        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
+                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
+                      (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
+      }
+    }
+  }
+
+  // The first of this thread's two cells of a tile; the other is eight cells further.
+  __device__ __forceinline__ int column(int tile) const {
+    return first_column + tile * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+  __device__ __forceinline__ const float (&octet(int tile, int index) const)[4] {
+    return sum[tile][index / kUnitOctets][index % kUnitOctets];
+  }
+
+  // One for each tile of cells, or for each cell of a line that any of its distances reaches.
+  using Fragments = unsigned[kFragments][4];
+
+  // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
+  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][word % 2] + offset + i * kShape.line_step();
+        if constexpr (kShape.input_channels_last) {
+          out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
+        } else if constexpr (kShape.element_bytes == 4) {
+          out[i][word] = rounded(ptx::load_shared_32(cell + (step * 8 + word / 2 * 4) * kShape.channel_pitch()));
+        } else {
+          const unsigned pair = cell + (step * 16 + word / 2 * 8) * kShape.channel_pitch();
+          out[i][word] = ptx::load_shared_16(pair) | ptx::load_shared_16(pair + kShape.channel_pitch()) << 16;
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ unsigned rounded(unsigned word) {
+    return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
+  }
+
+  // The products of one item; `weights` is the descriptor of its stage's first row.
+  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
+    ptx::fence_warpgroup();
+#pragma unroll
+    for (int back = 0; back < kLine; ++back) {
+      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
+      const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
+                         item % kSteps * 2 * kShape.weight_slab_pitch();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+#pragma unroll
+        for (int i = 0; i < kCellTiles; ++i) {
+          multiply(sum[i][tile], cells[i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+        }
+      }
+    }
+    ptx::commit_warpgroup();
+  }
+
+  // Which fragment of a line the first tile's cells read at a distance: the furthest back come first, those of a
+  // gradient, which reads forward, last.
+  static constexpr int line_place(int back) { return kShape.gradient ? back : kLine - 1 - back; }
+};
+
+#include "tile_store.cuh"
+
+// The way of a warpgroup that multiplies through chunks and stages.
+struct StreamReader {
+  const StreamBarriers& barriers;
+  unsigned input_ring;
+  unsigned weight_ring;
+  RingPlace<kShape.input_ring> input;
+  RingPlace<kShape.weight_ring> weight;
+  int released = 0;  // the slot of weights to give back next
+  int chunk = 0;
+
+  __device__ __forceinline__ unsigned input_stage() const {
+    return input_ring + input.slot * kShape.input_stage_bytes();
+  }
+  // Shared-memory descriptors count in 16 bytes: start, and the step between slabs of depth.
+  __device__ __forceinline__ unsigned weight_stage() const {
+    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
+  }
+
+  static __device__ __forceinline__ void give_back(unsigned barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
+  }
+
+  // One item: multiplies its fragments while those of the next one are loaded.
+  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                       int item) {
+    const bool begins_stage = item % kStageItems == 0;
+    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
+    team.add(now, weight_stage(), item);
+    const bool ends_chunk = item + 1 == kItems;
+    ptx::wait_for_warpgroup<1>();
+    // The products before this item are done, and with the first one of a stage the whole stage before it.
+    if (begins_stage && (item > 0 || chunk > 0)) {
+      give_back(barriers.weight_empty(released));
+      released = released + 1 == kShape.weight_ring ? 0 : released + 1;
+    }
+    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
+    if (!ends_chunk) {
+      const int back = first_back((item + 1) / kSteps);
+      team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
+      return;
+    }
+    if (++chunk == kShape.block_chunks()) return;
+    give_back(barriers.input_empty(input.slot));
+    input.advance();
+    begin(team, next);
+  }
+
+  // The first fragments of a chunk.
+  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
+    ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
+    team.load(first, input_stage(), kFixedBackCells[first_back(0)], 0);
+  }
+
+  // The distance whose cells come first in a line's fragments.
+  static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
+
+  // A chunk's items take turns with two sets of registers.
+  __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    if constexpr (kUnrolled) {
+#pragma unroll
+      for (int item = 0; item < kItems; ++item) {
+        if (item % 2 == 0) {
+          step(team, first, second, item);
+        } else {
+          step(team, second, first, item);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int item = 0; item + 1 < kItems; item += 2) {
+        step(team, first, second, item);
+        step(team, second, first, item + 1);
+      }
+      if (kItems % 2 == 1) step(team, first, second, kItems - 1);
+    }
+  }
+};
+
+__device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
+  CellTeam::Fragments even;
+  CellTeam::Fragments odd;
+  reader.begin(team, even);
+  // After an odd number of items the next chunk begins with the other set.
+  constexpr int kTurn = kItems % 2 == 1 ? 2 : 1;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
+    reader.walk_chunk(team, even, odd);
+    if constexpr (kTurn == 2) {
+      if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
+      reader.walk_chunk(team, odd, even);
+    }
+  }
+  ptx::wait_for_warpgroup<0>();
+}
+
+__global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
+    tconv_tile(const __grid_constant__ TileParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const unsigned input_ring = ptx::shared_address(shared_memory);
+  const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
+  const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+
+  const BlockPlace place = block_place(params);
+  const BlockRows rows = block_rows(params, place.block_row);
+  const BlockCells cells = block_cells(params, place.cells);
+  const int loader = static_cast<int>(threadIdx.x) - kThreads;
+  if (loader >= 0) {
+    ptx::give_registers<kShape.loading_registers()>();
+    if (loader < kInputThreads) {
+      stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
+    } else if (loader == kInputThreads) {
+      stream_weights(params, place.block_row, place.rank, barriers, weight_ring);
+    }
+    return;
+  }
+  ptx::take_registers<kShape.multiplying_registers()>();
+  CellTeam team(params, cells);
+  StreamReader reader{barriers, input_ring, weight_ring};
+  multiply_stream(team, reader);
+  sync_storing();
+  store_block(params, rows, cells, team, place.rank, shared_memory);
+}
+"""
+FILES["tile_stream_load.cuh"] = r"""
+// The warps of a streaming block that only load: boxes of input as they lie in memory, by asynchronous copies some
+// chunks ahead, and stages of packed weights by the copy engine.
+
+#include "tile_element.cuh"
+#include "tile_place.cuh"
+
+constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
+
+// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+struct StreamBarriers {
+  unsigned base;
+
+  __device__ __forceinline__ unsigned input_full(int slot) const { return base + slot * 8; }
+  __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+
+  // By one thread. A warp that multiplies arrives once when it is done with a slot.
+  __device__ __forceinline__ void init() const {
+    constexpr int kWarps = kShape.multiplying_threads() / 32;
+#pragma unroll
+    for (int slot = 0; slot < kShape.input_ring; ++slot) {
+      ptx::init_barrier(input_full(slot), kInputThreads);
+      ptx::init_barrier(input_empty(slot), kWarps);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kShape.weight_ring; ++slot) {
+      ptx::init_barrier(weight_full(slot), 1);
+      ptx::init_barrier(weight_empty(slot), kWarps);
+    }
+    ptx::publish_barriers();
+  }
+};
+
+// A place in a ring, and which time around.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot < kSlots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+// The first element of the box along an axis. It may lie outside the tensor.
+__device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
+                         : cells.first[1 + axis] - kShape.halo(axis);
+}
+// How many elements the first copy of a row begins before the box.
+__device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
+  if (kShape.lead >= 0) return kShape.lead;
+  return box_begin(params, cells, 2) & (kShape.granule - 1);
+}
+// Where copies begin along an axis.
+__device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
+}
+
+// The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
+// all channels at once, a place for each 16 bytes of them). Threads that are left over when few places are shared out
+// take other channels.
+struct InputCopies {
+  static constexpr int kPieceBytes = kShape.granule * kShape.element_bytes;
+  static constexpr int kPlaces = kShape.copy_places();
+  static constexpr int kPieces = kPlaces / kShape.box_rows();  // of a row
+  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_channels();
+  static constexpr int kAtOnce = kPlaces >= kInputThreads              ? 1
+                                 : kInputThreads / kPlaces < kChannels ? kInputThreads / kPlaces
+                                                                       : kChannels;
+  static constexpr int kPerThread = (kPlaces + kInputThreads - 1) / kInputThreads;
+  static constexpr int kTurns = (kChannels + kAtOnce - 1) / kAtOnce;
+  static constexpr unsigned kOutside = ~0u;
+
+  unsigned source[kPerThread];  // in bytes from the box's first element
+  unsigned target[kPerThread];
+  int first_channel;
+
+  __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
+    first_channel = thread / kPlaces;
+    if (kAtOnce == 1) first_channel = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int place = kAtOnce > 1 ? thread % kPlaces : thread + i * kInputThreads;
+      const int piece = place % kPieces;
+      int row = place / kPieces;
+      const int slab = kShape.input_channels_last ? piece % kShape.slabs : 0;
+      const int w = kShape.input_channels_last ? piece / kShape.slabs : piece * kShape.granule;
+      target[i] = kShape.input_channels_last ? (row * kShape.box(2) + w) * kShape.cell_pitch() + slab * 16
+                                             : (row * kShape.row_pitch() + kShape.row_place(w)) * kShape.element_bytes;
+      const int h = row % kShape.box(1);
+      row /= kShape.box(1);
+      const int d = row % kShape.box(0);
+      const int n = row / kShape.box(0);
+      const auto inside = [&](int axis, int index) {
+        return static_cast<unsigned>(copy_begin(params, cells, axis) + index) <
+               static_cast<unsigned>(params.input_size[axis]);
+      };
+      const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
+                          inside(0, d) && inside(1, h) && inside(2, w);
+      // Inside a chunk's box, distances are 32-bit: the planner sees to that.
+      const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
+      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + w * stride(4) +
+                                (slab * kShape.vector() + first_channel) * stride(1);
+      source[i] = exists ? position * kShape.element_bytes : kOutside;
+      target[i] += first_channel * kShape.channel_pitch();
+    }
+  }
+
+  // `base`: the box's first element in the chunk's first channel.
+  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
+                                       int thread) const {
+    if (kAtOnce > 1 && first_channel >= kAtOnce) return;
+    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
+    // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
+    const char* from = reinterpret_cast<const char*>(base);
+#pragma unroll(kPerThread <= 2 ? 4 : 1)
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int channel =
+          kShape.input_channels_last ? thread % kShape.slabs * kShape.vector() : first_channel + turn * kAtOnce;
+      if (kChannels % kAtOnce != 0 && channel >= kChannels) break;
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
+        const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
+        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
+      }
+      stage += kAtOnce * kShape.channel_pitch();
+      from += kAtOnce * channel_bytes;
+    }
+  }
+};
+
+__device__ __forceinline__ void stream_input(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                             int rank, const StreamBarriers& barriers, unsigned ring, int thread) {
+  const InputCopies copies(params, cells, thread);
+  int channel = rank * kShape.block_chunks() * kShape.chunk_channels();
+  const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
+  const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+                        (static_cast<long long>(rows.group) * kShape.channels + channel) * params.input_strides[1];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
+  RingPlace<kShape.input_ring> place;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    if (chunk >= kShape.input_ring) ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
+    ptx::arrive_after_copies(barriers.input_full(place.slot));
+    place.advance();
+    channel += kShape.chunk_channels();
+    base += kShape.chunk_channels() * params.input_strides[1];
+  }
+}
+
+// One thread asks for all weights.
+__device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
+                                               const StreamBarriers& barriers, unsigned ring) {
+  constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
+  const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
+                       rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
+  ptx::wait_for_previous_kernel();
+  RingPlace<kShape.weight_ring> place;
+  int step = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+#pragma unroll 1
+    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
+      const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
+      if (step >= kShape.weight_ring) ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
+      ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
+      source += bytes;
+      place.advance();
+      ++step;
+    }
   }
 }
 """
@@ -5967,98 +6405,6 @@ struct TeamTile {
   }
 };
 """
-FILES["tile_warpgroup.cuh"] = r"""
-// A team of four warps: wgmma on sm_90a. Both operands are read from shared memory by descriptors without swizzle:
-// eight rows of 16 bytes lie together, the next eight follow at 128 bytes, the next 16 bytes of depth one slab further.
-// The config defines multiply(), the instruction for kShape.columns(), since its operand list depends on it.
-
-#include "tile_load.cuh"
-
-constexpr int kRowTiles = kShape.row_tiles;
-constexpr int kColumnTiles = kShape.column_tiles;
-constexpr int kSteps = kShape.slabs / 2;
-
-// Shared-memory matrix descriptors, in units of 16 bytes: the start and the step between slabs of depth in the low
-// word, the step between groups of eight rows (always 8) in the high one. Moving the start is adding to the low word.
-// In a cluster, addresses carry the block's rank in their high bits, which don't belong here.
-__device__ __forceinline__ unsigned descriptor(unsigned address, unsigned slab_pitch) {
-  return (address >> 4 & 0x3fff) | slab_pitch << 16;
-}
-__device__ __forceinline__ unsigned long long whole(unsigned low) { return 8ULL << 32 | low; }
-
-struct TeamTile {
-  float sum[kRowTiles][kColumnTiles][4] = {};
-  int first_row;
-  int first_column;
-  int depth_team;
-
-  unsigned long long block_backs;
-
-  __device__ __forceinline__ explicit TeamTile(const BlockRows& rows) : block_backs(backs_of(rows)) {
-    // Taken from one lane, so that the compiler knows it for uniform: wgmma in code that could diverge is serialised.
-    int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    const int row_team = team % kShape.row_teams;
-    team /= kShape.row_teams;
-    first_column = team % kShape.column_teams * kColumnTiles * 8;
-    depth_team = team / kShape.column_teams;
-    first_row = row_team * kRowTiles * 64;
-  }
-
-  // The first of the sixteen rows that this thread's warp holds of a tile.
-  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
-
-  // One instruction after the other: the tensor cores wait for whatever stands between. Where the products of a chunk
-  // are not too many, each stage is code of its own, with addresses and missing taps known to the compiler; a branch
-  // around each product would make the warps meet before each.
-  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
-    const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
-    const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
-    constexpr int kStages = kShape.stages_per_chunk();
-    if constexpr (kShape.all_backs() * kSteps * kRowTiles <= 256) {
-#pragma unroll
-      for (int known = 0; known < kStages; ++known) {
-        if (kStages > 1 && stage != known) continue;
-        ptx::fence_warpgroup();
-#pragma unroll
-        for (int back = 0; back < kShape.stage_backs; ++back) {
-          const int index = known * kShape.stage_backs + back;
-          if (index < kShape.all_backs()) add_back(a, b, back, index, kFixedBackCells[index], kFixedBackRows[index]);
-        }
-        ptx::commit_warpgroup();
-      }
-    } else {
-      const int first_back = stage * kShape.stage_backs;
-      const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
-      ptx::fence_warpgroup();
-#pragma unroll 4
-      for (int back = 0; back < backs; ++back) {
-        const int index = first_back + back;
-        add_back(a, b, back, index, kBackCells[index], kShape.all_taps ? ~0u : kBackRows[index]);
-      }
-      ptx::commit_warpgroup();
-    }
-  }
-
-  // The products at the distance `index` of a chunk, whose weights stand at `back` of the stage.
-  __device__ __forceinline__ void add_back(unsigned a, unsigned b, int back, int index, int cells, unsigned rows) {
-    if (kShape.skips_backs() && (block_backs >> index & 1) == 0) return;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        // Teams of different rows run the same code; only with one of them is a tile's number known here.
-        const int row_tile = kShape.row_teams == 1 ? tile : first_row / 64 + tile;
-        if (!kShape.all_taps && (rows >> row_tile & 1) == 0) continue;
-        multiply(sum[tile],
-                 whole(a + back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch() + tile * 64),
-                 whole(b + cells + step * 2 * kShape.slab_pitch()));
-      }
-    }
-  }
-
-  __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
-};
-"""
 FILES["tile_weights.cuh"] = r"""
 // Where the weights of a block lie: which tap stands at (row, distance) of a stage.
 
@@ -6090,8 +6436,7 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
   unsigned long long found = 0;
 #pragma unroll 1
   for (int index = 0; index < kShape.all_backs(); ++index) {
-    const int backs[3] = {index / (kShape.backs[2] * kShape.backs[1]), index / kShape.backs[2] % kShape.backs[1],
-                          index % kShape.backs[2]};
+    const int backs[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
     bool everywhere = true;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
@@ -6116,8 +6461,7 @@ __device__ __forceinline__ PlaneGroup plane_group(int index) {
 
 // The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
 __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
-  const int at[3] = {index / (kShape.axis_backs(2) * kShape.axis_backs(1)),
-                     index / kShape.axis_backs(2) % kShape.axis_backs(1), index % kShape.axis_backs(2)};
+  const int at[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
   bool exists = true;
   int found = 0;
 #pragma unroll
@@ -6183,8 +6527,8 @@ struct StageWalk {
 
 // The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
-  const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]),
-                        back_index / kShape.backs[2] % kShape.backs[1], back_index % kShape.backs[2]};
+  const int backs[3] = {kShape.back_along(0, back_index), kShape.back_along(1, back_index),
+                        kShape.back_along(2, back_index)};
   bool exists = true;
   int index = 0;
 #pragma unroll

@@ -20,14 +20,14 @@ the bias is the sum of dy.
 The layer: n64 c64->128 i128x256 k3x5, float32; output [130, 260].
 Height: 1 phase, 1 with taps; width: 1 phase, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
-    forward: tile (1 phases x 128 channels by 1x1x8x16 cells, depth 8x4 of 64x15, streams to warpgroups 1x1x1 of
-        128x128, 18496 blocks (2 per multiprocessor), 89 KiB shared, weights packed) [Hopper, TF32]
+    forward: tile (1 phases x 128 channels by 1x1x12x16 cells, depth 8x6 of 64x15, streams to warpgroups 1x3x1 of
+        128x64, 11968 blocks (1 per multiprocessor), 133 KiB shared, weights packed) [Hopper, TF32]
     forward: tile (1 phases x 64 channels by 1x1x4x16 cells, depth 8x15 of 64x15, warps 4x2x1 of 16x32, 71808 blocks
         (2 per multiprocessor), 97 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x8x16 cells, depth 8x15 of 64x15, warps 1x8x1 of 16x16, 147968
         blocks (2 per multiprocessor), 35 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (64 channels by 1x1x5x32 cells, depth 8x8 of 128x15 in 1x1 planes, warpgroups 1x1x1 of 64x176,
-        13312 blocks (3 per multiprocessor), 63 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (64 channels by 1x1x8x64 cells, depth 8x15 of 128x15 in 1x1 planes, streams to warpgroups 1x2x1
+        of 64x256, 4096 blocks (1 per multiprocessor), 205 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (32 channels by 1x1x4x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 32x16, 32768
         blocks (2 per multiprocessor), 58 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x8x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x32, 32768
@@ -45,8 +45,19 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     grad_weight: reduce (64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 4x1x1 of
         16x160, vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 31 KiB shared) [8.0 and later,
         strict]
+
+The kinds of kernel:
+    tile: a matrix product on tensor cores: rows are output channels (of several phases, where that fills a tile),
+        columns are cells of the output, and the depth is (tap, input channel). A block keeps a patch of the input
+        in shared memory, in which a tap is one shift, and reads weights that a first small kernel has put in its
+        order.
+    reduce: a matrix product on tensor cores whose depth is the pixels: rows are input channels, columns (tap,
+        output channel). Pixels are cut into parts so that few weights fill the GPU; a second kernel adds them in
+        order.
+    general: a thread gathers the taps of its outputs from memory; it takes every layer, in 64-bit offsets.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -143,10 +154,9 @@ def compile_set(pieces, gpu):
 
 def tf32_allowed():
     """PyTorch's switch: torch.backends.cudnn.allow_tf32, or the newer one, which knows convolutions apart."""
-    try:
+    with contextlib.suppress(RuntimeError):  # the older switch can't tell what the newer one was set to
         return torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
 class Call:
@@ -452,25 +462,24 @@ class ModelNew(nn.Module):
         in_channels=64,
         out_channels=128,
         kernel_size=(3, 5),
-        bias=False,
-        *,
         stride=1,
         padding=0,
         output_padding=0,
         dilation=1,
         groups=1,
+        bias=False,
     ):
         super().__init__()
         self.conv_transpose2d = ConvTranspose2d(
             in_channels=in_channels,
             out_channels=out_channels,
             kernel_size=kernel_size,
-            bias=bias,
             stride=stride,
             padding=padding,
             output_padding=output_padding,
             dilation=dilation,
             groups=groups,
+            bias=bias,
         )
 
     def forward(self, x):
@@ -578,18 +587,18 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
-// forward, tile: 1 phases x 128 channels by 1x1x8x16 cells, depth 8x4 of 64x15, streams to warpgroups 1x1x1 of
-// 128x128, 18496 blocks (2 per multiprocessor), 89 KiB shared, weights packed
+// forward, tile: 1 phases x 128 channels by 1x1x12x16 cells, depth 8x6 of 64x15, streams to warpgroups 1x3x1 of
+// 128x64, 11968 blocks (1 per multiprocessor), 133 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 128, true, true, 128, 4, 0, 4, 4, 1, 16, 1, 1, 1, 1, 2, 4, 0, true, 2, true, false,
-    true, false};
-__device__ constexpr int kFixedBackCells[] = {176, 172, 168, 164, 160, 96, 92, 88, 84, 80, 16, 12, 8, 4, 0, };
+    {1, 1, 1}, {1, 1, 12, 16}, 128, true, true, 128, 4, 0, 4, 4, 1, 1, 8, 1, 3, 1, 1, 2, 6, 0, true, 1, true,
+    false, true, false};
+__device__ constexpr int kFixedBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {176, 172, 168, 164, 160, 96, 92, 88, 84, 80, 16, 12, 8, 4, 0, };
+__constant__ int kBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 __device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[4], unsigned long long b) {
@@ -621,11 +630,11 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 128, true, true, 128, 4, 0, 4, 4, 1, 16, 1, 1, 1, 1, 2, 4, 0, true, 2, true, false,
-    true, false};
-__device__ constexpr int kFixedBackCells[] = {176, 172, 168, 164, 160, 96, 92, 88, 84, 80, 16, 12, 8, 4, 0, };
+    {1, 1, 1}, {1, 1, 12, 16}, 128, true, true, 128, 4, 0, 4, 4, 1, 1, 8, 1, 3, 1, 1, 2, 6, 0, true, 1, true,
+    false, true, false};
+__device__ constexpr int kFixedBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {176, 172, 168, 164, 160, 96, 92, 88, 84, 80, 16, 12, 8, 4, 0, };
+__constant__ int kBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 __device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[4], unsigned long long b) {
@@ -669,7 +678,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 130, 260},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 17, 17},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 11, 17},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -694,12 +703,12 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 130, 260},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 17, 17},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 11, 17},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 289), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 91264,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 187), 1, 1);
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 512, 136320,
                              true, stream, params);
     if (error != 0) return error;
   }
@@ -709,41 +718,30 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 64 channels by 1x1x5x32 cells, depth 8x8 of 128x15 in 1x1 planes, warpgroups 1x1x1 of 64x176,
-// 13312 blocks (3 per multiprocessor), 63 KiB shared, weights packed
+// grad_input, tile: 64 channels by 1x1x8x64 cells, depth 8x15 of 128x15 in 1x1 planes, streams to warpgroups 1x2x1 of
+// 64x256, 4096 blocks (1 per multiprocessor), 205 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 5, 32}, 64, true, false, 0, 0, 0, 0, 0, 1, 22, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false,
-    false};
-__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 0, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 15, 0, true, 1, true, false,
+    true, false};
+__device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
+__constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[22][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n176k8.f32.tf32.tf32 {%0, %1, "
+__device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, "
-    "1, 1; }"
+    "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
     "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]), "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]),
-    "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3])
- : "l"(a), "l"(b));
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
@@ -756,36 +754,25 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 5, 32}, 64, true, false, 0, 0, 0, 0, 0, 1, 22, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false,
-    false};
-__device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 0, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 15, 0, true, 1, true, false,
+    true, false};
+__device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
+__constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[22][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n176k8.f32.tf32.tf32 {%0, %1, "
+__device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, "
-    "1, 1; }"
+    "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
     "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]), "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]),
-    "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3])
- : "l"(a), "l"(b));
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-#include "tile_sm90.cuh"
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
@@ -808,7 +795,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 256},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 26, 8},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 4},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
@@ -833,12 +820,12 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 256},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 26, 8},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 4},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 208), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 65304,
+    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 64), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 384, 210048,
                              true, stream, params);
     if (error != 0) return error;
   }
@@ -961,8 +948,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 4, 16}, 64, false, false, 0, 0, 0, 0, 0, 1, 4, 4, 2, 1, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 4, 16}, 64, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 4, 2, 1, 1, 2, 15, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u,
     15u, 15u, };
@@ -980,8 +967,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 4, 16}, 64, false, false, 0, 0, 0, 0, 0, 1, 4, 4, 2, 1, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 4, 16}, 64, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 4, 2, 1, 1, 2, 15, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u, 15u,
     15u, 15u, };
@@ -1058,8 +1045,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, 2, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1076,8 +1063,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, 2, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1239,8 +1226,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1257,8 +1244,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1334,8 +1321,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1352,8 +1339,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1515,8 +1502,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1533,8 +1520,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1610,8 +1597,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1628,8 +1615,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false, false,
-    false};
+    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 15, 3, true, 2, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -5221,6 +5208,10 @@ struct TileShape {
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
+  // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
+  // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
+  // multiplies a fragment of input once for each.
+  int line_axis;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -5294,6 +5285,16 @@ struct TileShape {
     return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
   }
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
+  // Which distance along an axis the `index`-th one is: lines one after the other, or the width's fastest.
+  constexpr int back_along(int axis, int index) const {
+    if (axis == line_axis) return index % axis_backs(axis);
+    if (line_axis >= 0) index /= axis_backs(line_axis);
+    for (int inner = 2; inner > axis; --inner) {
+      if (inner != line_axis) index /= axis_backs(inner);
+    }
+    return index % axis_backs(axis);
+  }
+  constexpr int line_backs() const { return line_axis < 0 ? 1 : axis_backs(line_axis); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
@@ -5317,11 +5318,21 @@ struct TileShape {
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
 
+  // Streams: whether a team's tiles of 64 cells lie one step of the line's axis apart, and how many fragments of input
+  // a line takes then.
+  constexpr bool stacks_tiles() const { return line_axis >= 0 && column_tiles > 8; }
+  constexpr int line_fragments() const { return column_tiles / 8 + line_backs() - 1; }
+  // From one fragment of a line to the next, in bytes.
+  constexpr int line_step() const {
+    return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
+  }
+
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
-                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    if (warpgroup && !streams) return ((n * patch(1) + d) * patch(2) + h) * patch(3) + w;
+    if (!stacks_tiles()) return ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return line_axis == 1 ? h * 64 + (n * tile[1] + d) * tile[3] + w : d * 64 + (n * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
@@ -5397,30 +5408,32 @@ struct TileShape {
     return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
   }
 
-  // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
+  // The epilogue passes the outputs through shared memory, `turn_channels` of each phase at a time. For rows that leave
   // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
   // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
   constexpr int staged_pitch() const {
     return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
   }
-  constexpr int staged_slot_pitch(int pass) const {
+  constexpr int staged_slot_pitch(int channels) const {
     const int apart = 32 / slots[2] / 2 * 2;
-    return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
+    return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
-  constexpr int staged_bytes(int pass) const { return (all_slots() * staged_slot_pitch(pass) * 4 + 15) / 16 * 16; }
+  constexpr int staged_bytes(int channels) const {
+    return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
+  }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
-  constexpr int pass_channels() const {
-    int pass = block_channels;
+  constexpr int turn_channels() const {
+    int channels = block_channels;
     const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
-    while (pass > 4 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
-    return pass;
+    while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    return channels;
   }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
@@ -5520,19 +5533,13 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int 
   return cells;
 }
 """
-FILES["tile_sm90.cuh"] = r"""
-// Tensor-core tiles for sm_90a: wgmma on the tile format. The config is tile.cuh's, and multiply().
-#include "tile_warpgroup.cuh"
-
-#include "tile_block.cuh"
-"""
 FILES["tile_store.cuh"] = r"""
 // From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
 // leave the block whole.
 
-constexpr int kPass = kShape.pass_channels();  // output channels of each phase that are staged at a time
+constexpr int kTurnChannels = kShape.turn_channels();  // output channels of each phase that are staged in a turn
 constexpr int kPitch = kShape.staged_pitch();
-constexpr int kSlotPitch = kShape.staged_slot_pitch(kPass);
+constexpr int kSlotPitch = kShape.staged_slot_pitch(kTurnChannels);
 constexpr int kDepths = kShape.tile[1] * kShape.span[0];
 constexpr int kHeights = kShape.tile[2] * kShape.span[1];
 constexpr int kWidths = kShape.tile[3] * kShape.span[2];
@@ -5601,14 +5608,14 @@ __device__ __forceinline__ void stage_pair(float left, float right, bool first, 
   }
 }
 
-// Accumulators of one pass into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
+// Accumulators of one turn into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
 // cells are the rows of the products, cells of two rows.
 template <typename Team>
-__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int pass,
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int turn,
                                            bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
   const auto bias = [&](int channel) {
-    return first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+    return first && with_bias ? bias_of(params, rows, turn * kTurnChannels + channel) : 0.0f;
   };
   if constexpr (kShape.streams) {
 #pragma unroll
@@ -5617,8 +5624,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       for (int side = 0; side < 2; ++side) {
         const int row = j * 8 + lane % 4 * 2 + side;
         const int slot = row / kShape.block_channels;
-        const int channel = row % kShape.block_channels - pass * kPass;
-        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const int channel = row % kShape.block_channels - turn * kTurnChannels;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kTurnChannels) continue;
         const float add = bias(channel);
         float* line = staged + slot * kSlotPitch + channel * kPitch + tile.column(0);
 #pragma unroll
@@ -5635,8 +5642,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       for (int half = 0; half < 2; ++half) {
         const int row = tile.row(i) + half * 8 + lane / 4;
         const int slot = row / kShape.block_channels;
-        const int channel = row % kShape.block_channels - pass * kPass;
-        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const int channel = row % kShape.block_channels - turn * kTurnChannels;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kTurnChannels) continue;
         const float add = bias(channel);
         float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
 #pragma unroll
@@ -5650,7 +5657,7 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
 
 // Where one output of the tile, counted over [sample][depth][height][width], comes from and goes to.
 struct Position {
-  int staged;       // of the pass's first channel; -1: no phase, bias alone
+  int staged;       // of the turn's first channel; -1: no phase, bias alone
   long long place;  // from the block's first sample and channel
   bool inside;
 };
@@ -5702,14 +5709,14 @@ __device__ __forceinline__ void wait_for_blocks() {
 // Neighbouring threads take neighbouring outputs of a row, and each walks over the channels; blocks of a cluster share
 // them.
 __device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                           int pass, int rank, const float* staged, Element* output) {
+                                           int turn, int rank, const float* staged, Element* output) {
   constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
   constexpr int kBlockTeams = kThreads / kAcross;
   constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
-  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kPass % kTeams == 0;
+  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kTurnChannels % kTeams == 0;
   if (kThreads % kAcross != 0 && static_cast<int>(threadIdx.x) / kAcross >= kBlockTeams) return;
   const int team = threadIdx.x / kAcross + rank * kBlockTeams;
-  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   const long long stride = params.output_strides[1];
   for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
     const Position position = position_of(params, rows, cells, index);
@@ -5718,11 +5725,11 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     const bool has_phase = position.staged >= 0;
     const int first = (has_phase ? position.staged : 0) + team * kPitch;
 #pragma unroll
-    for (int i = 0; i < (kPass + kTeams - 1) / kTeams; ++i) {
+    for (int i = 0; i < (kTurnChannels + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
       if (!kWhole && channel >= channels) break;
       float result = staged_value(staged, first + i * kTeams * kPitch);
-      if (kHasGaps && !has_phase) result = bias_of(params, rows, pass * kPass + channel);
+      if (kHasGaps && !has_phase) result = bias_of(params, rows, turn * kTurnChannels + channel);
       *out = to_storage(result, Element());
       out += kTeams * stride;
     }
@@ -5745,17 +5752,21 @@ __device__ __forceinline__ void fill_table(const TileParams& params, const Block
 }
 
 __device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                               int pass, int rank, const float* staged, const TableEntry* table,
+                                               int turn, int rank, const float* staged, const TableEntry* table,
                                                Element* output) {
-  constexpr int kAcross = kPass >= 32 ? 32 : kPass > 8 ? 16 : kPass > 4 ? 8 : kPass > 2 ? 4 : kPass;
-  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  constexpr int kAcross = kTurnChannels >= 32 ? 32
+                          : kTurnChannels > 8 ? 16
+                          : kTurnChannels > 4 ? 8
+                          : kTurnChannels > 2 ? 4
+                                              : kTurnChannels;
+  const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   output += table_origin(params, cells);
   constexpr int kAtOnce = kThreads / kAcross;
   for (int index = rank * kAtOnce + threadIdx.x / kAcross; index < kPositions; index += kAtOnce * kShape.depth_blocks) {
     const TableEntry entry = table[index];
     if (entry.place < 0) continue;
     for (int channel = threadIdx.x % kAcross; channel < channels; channel += kAcross) {
-      const float value = entry.staged < 0 ? bias_of(params, rows, pass * kPass + channel)
+      const float value = entry.staged < 0 ? bias_of(params, rows, turn * kTurnChannels + channel)
                                            : staged_value(staged, entry.staged + channel * kPitch);
       output[entry.place + channel] = to_storage(value, Element());
     }
@@ -5766,26 +5777,26 @@ template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                             const Team& tile, int rank, unsigned char* shared_memory) {
   float* staged = reinterpret_cast<float*>(shared_memory);
-  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
+  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kTurnChannels));
   Element* output =
       static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
       (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
   if (kShape.output_channels_last) fill_table(params, rows, cells, table);
 #pragma unroll 1
-  for (int pass = 0; pass < kShape.block_channels / kPass; ++pass) {
+  for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
     // Teams that split the depth add up in a fixed order; the bias comes with the first.
 #pragma unroll 1
     for (int team = 0; team < kShape.depth_teams; ++team) {
-      if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
+      if (tile.depth_team == team) stage_tile(params, rows, tile, turn, team == 0, rank == 0, staged);
       sync_storing();
     }
     if (kShape.depth_blocks > 1) wait_for_blocks();
     if (kShape.output_channels_last) {
-      store_channels(params, rows, cells, pass, rank, staged, table, output);
+      store_channels(params, rows, cells, turn, rank, staged, table, output);
     } else {
-      store_rows(params, rows, cells, pass, rank, staged, output);
+      store_rows(params, rows, cells, turn, rank, staged, output);
     }
-    output += kPass * params.output_strides[1];
+    output += kTurnChannels * params.output_strides[1];
     wait_for_blocks();
   }
 }
@@ -5803,21 +5814,23 @@ constexpr int kThreads = kShape.multiplying_threads();
 constexpr int kRowTiles = kShape.row_tiles;
 constexpr int kColumnTiles = kShape.column_tiles;
 constexpr int kSteps = kShape.slabs / 2;
-constexpr int kItems = kShape.all_backs() * kSteps;  // of a chunk: one step of depth at one distance
-constexpr int kStageItems = kShape.stage_backs * kSteps;
+constexpr int kLine = kShape.line_backs();
+// Items of a chunk: one step of depth at one distance, or at all distances of a line.
+constexpr int kItems = kShape.all_backs() / kLine * kSteps;
+constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || kItems <= 40;
-// Fragments alternate between two sets of registers. Where a chunk has an odd number of items, the products under way
-// come to an end before the next chunk begins with the first set again.
-constexpr bool kDrains = kItems % 2 == 1;
+constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
 
 struct CellTeam {
   static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
   static constexpr int kOctets = kShape.rows() / 8;
   static constexpr int kUnitOctets = kShape.row_unit / 8;
+  static constexpr int kFragments = kShape.line_fragments();
+  // Tiles whose place in the box is kept; the others lie steps along the line from the first.
+  static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
-  unsigned at[kCellTiles][2];  // bytes from the box's first element to this thread's two cells and first channel
+  unsigned at[kPlaces][2];  // bytes from the box's first element to this thread's two cells and first channel
   int first_column;
   static constexpr int depth_team = 0;
 
@@ -5828,17 +5841,25 @@ struct CellTeam {
     const int channel =
         kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
 #pragma unroll
-    for (int i = 0; i < kCellTiles; ++i) {
+    for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int cell = column(i) + half * 8;
-        if (cell >= kShape.cells()) cell = 0;
-        const int w = cell % kShape.tile[3];
-        cell /= kShape.tile[3];
-        const int h = cell % kShape.tile[2];
-        cell /= kShape.tile[2];
-        const int d = cell % kShape.tile[1];
-        const int n = cell / kShape.tile[1];
+        const int column_here = column(i) + half * 8;
+        // Columns without a cell read the first one.
+        constexpr int kPlane = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[1 + kShape.line_axis] : 0;
+        int cell = kShape.stacks_tiles() ? column_here % 64 : column_here;
+        if (cell >= (kShape.stacks_tiles() ? kPlane : kShape.cells())) cell = 0;
+        int place[4];  // sample, depth, height, width
+#pragma unroll
+        for (int dimension = 3; dimension >= 0; --dimension) {
+          if (kShape.stacks_tiles() && dimension == 1 + kShape.line_axis) {
+            place[dimension] = min(column_here / 64, kShape.tile[dimension] - 1);
+          } else {
+            place[dimension] = cell % kShape.tile[dimension];
+            cell /= kShape.tile[dimension];
+          }
+        }
+        const auto& [n, d, h, w] = place;
         at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
                       w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
@@ -5854,15 +5875,16 @@ struct CellTeam {
     return sum[tile][index / kUnitOctets][index % kUnitOctets];
   }
 
-  using Fragments = unsigned[kCellTiles][4];
+  // One for each tile of cells, or for each cell of a line that any of its distances reaches.
+  using Fragments = unsigned[kFragments][4];
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
 #pragma unroll
-    for (int i = 0; i < kCellTiles; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const unsigned cell = stage + at[i][word % 2] + offset;
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][word % 2] + offset + i * kShape.line_step();
         if constexpr (kShape.input_channels_last) {
           out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
         } else if constexpr (kShape.element_bytes == 4) {
@@ -5879,20 +5901,28 @@ struct CellTeam {
   }
 
   // The products of one item; `weights` is the descriptor of its stage's first row.
-  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item, unsigned tiles) {
-    const unsigned b = weights + item / kSteps % kShape.stage_backs * kShape.weight_back_pitch() +
-                       item % kSteps * 2 * kShape.weight_slab_pitch();
+  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+    for (int back = 0; back < kLine; ++back) {
+      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
+      const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
+                         item % kSteps * 2 * kShape.weight_slab_pitch();
 #pragma unroll
-      for (int i = 0; i < kCellTiles; ++i) {
-        multiply(sum[i][tile], cells[i], 8ULL << 32 | (b + tile * kShape.row_unit));
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+#pragma unroll
+        for (int i = 0; i < kCellTiles; ++i) {
+          multiply(sum[i][tile], cells[i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+        }
       }
     }
     ptx::commit_warpgroup();
   }
+
+  // Which fragment of a line the first tile's cells read at a distance: the furthest back come first, those of a
+  // gradient, which reads forward, last.
+  static constexpr int line_place(int back) { return kShape.gradient ? back : kLine - 1 - back; }
 };
 
 #include "tile_store.cuh"
@@ -5925,13 +5955,9 @@ struct StreamReader {
                                        int item) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
-    team.add(now, weight_stage(), item, kUnrolled ? kFixedBackRows[item / kSteps] : ~0u);
+    team.add(now, weight_stage(), item);
     const bool ends_chunk = item + 1 == kItems;
-    if (kDrains && ends_chunk) {
-      ptx::wait_for_warpgroup<0>();
-    } else {
-      ptx::wait_for_warpgroup<1>();
-    }
+    ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
     if (begins_stage && (item > 0 || chunk > 0)) {
       give_back(barriers.weight_empty(released));
@@ -5939,7 +5965,7 @@ struct StreamReader {
     }
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
-      const int back = (item + 1) / kSteps;
+      const int back = first_back((item + 1) / kSteps);
       team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
       return;
     }
@@ -5952,7 +5978,31 @@ struct StreamReader {
   // The first fragments of a chunk.
   __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
     ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
-    team.load(first, input_stage(), kFixedBackCells[0], 0);
+    team.load(first, input_stage(), kFixedBackCells[first_back(0)], 0);
+  }
+
+  // The distance whose cells come first in a line's fragments.
+  static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
+
+  // A chunk's items take turns with two sets of registers.
+  __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    if constexpr (kUnrolled) {
+#pragma unroll
+      for (int item = 0; item < kItems; ++item) {
+        if (item % 2 == 0) {
+          step(team, first, second, item);
+        } else {
+          step(team, second, first, item);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int item = 0; item + 1 < kItems; item += 2) {
+        step(team, first, second, item);
+        step(team, second, first, item + 1);
+      }
+      if (kItems % 2 == 1) step(team, first, second, kItems - 1);
+    }
   }
 };
 
@@ -5960,22 +6010,15 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
   CellTeam::Fragments even;
   CellTeam::Fragments odd;
   reader.begin(team, even);
+  // After an odd number of items the next chunk begins with the other set.
+  constexpr int kTurn = kItems % 2 == 1 ? 2 : 1;
 #pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-    if constexpr (kUnrolled) {
-#pragma unroll
-      for (int item = 0; item + 1 < kItems; item += 2) {
-        reader.step(team, even, odd, item);
-        reader.step(team, odd, even, item + 1);
-      }
-    } else {
-#pragma unroll 1
-      for (int item = 0; item + 1 < kItems; item += 2) {
-        reader.step(team, even, odd, item);
-        reader.step(team, odd, even, item + 1);
-      }
+  for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
+    reader.walk_chunk(team, even, odd);
+    if constexpr (kTurn == 2) {
+      if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
+      reader.walk_chunk(team, odd, even);
     }
-    if (kDrains) reader.step(team, even, even, kItems - 1);
   }
   ptx::wait_for_warpgroup<0>();
 }
@@ -6331,98 +6374,6 @@ struct TeamTile {
   }
 };
 """
-FILES["tile_warpgroup.cuh"] = r"""
-// A team of four warps: wgmma on sm_90a. Both operands are read from shared memory by descriptors without swizzle:
-// eight rows of 16 bytes lie together, the next eight follow at 128 bytes, the next 16 bytes of depth one slab further.
-// The config defines multiply(), the instruction for kShape.columns(), since its operand list depends on it.
-
-#include "tile_load.cuh"
-
-constexpr int kRowTiles = kShape.row_tiles;
-constexpr int kColumnTiles = kShape.column_tiles;
-constexpr int kSteps = kShape.slabs / 2;
-
-// Shared-memory matrix descriptors, in units of 16 bytes: the start and the step between slabs of depth in the low
-// word, the step between groups of eight rows (always 8) in the high one. Moving the start is adding to the low word.
-// In a cluster, addresses carry the block's rank in their high bits, which don't belong here.
-__device__ __forceinline__ unsigned descriptor(unsigned address, unsigned slab_pitch) {
-  return (address >> 4 & 0x3fff) | slab_pitch << 16;
-}
-__device__ __forceinline__ unsigned long long whole(unsigned low) { return 8ULL << 32 | low; }
-
-struct TeamTile {
-  float sum[kRowTiles][kColumnTiles][4] = {};
-  int first_row;
-  int first_column;
-  int depth_team;
-
-  unsigned long long block_backs;
-
-  __device__ __forceinline__ explicit TeamTile(const BlockRows& rows) : block_backs(backs_of(rows)) {
-    // Taken from one lane, so that the compiler knows it for uniform: wgmma in code that could diverge is serialised.
-    int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    const int row_team = team % kShape.row_teams;
-    team /= kShape.row_teams;
-    first_column = team % kShape.column_teams * kColumnTiles * 8;
-    depth_team = team / kShape.column_teams;
-    first_row = row_team * kRowTiles * 64;
-  }
-
-  // The first of the sixteen rows that this thread's warp holds of a tile.
-  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
-
-  // One instruction after the other: the tensor cores wait for whatever stands between. Where the products of a chunk
-  // are not too many, each stage is code of its own, with addresses and missing taps known to the compiler; a branch
-  // around each product would make the warps meet before each.
-  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
-    const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
-    const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
-    constexpr int kStages = kShape.stages_per_chunk();
-    if constexpr (kShape.all_backs() * kSteps * kRowTiles <= 256) {
-#pragma unroll
-      for (int known = 0; known < kStages; ++known) {
-        if (kStages > 1 && stage != known) continue;
-        ptx::fence_warpgroup();
-#pragma unroll
-        for (int back = 0; back < kShape.stage_backs; ++back) {
-          const int index = known * kShape.stage_backs + back;
-          if (index < kShape.all_backs()) add_back(a, b, back, index, kFixedBackCells[index], kFixedBackRows[index]);
-        }
-        ptx::commit_warpgroup();
-      }
-    } else {
-      const int first_back = stage * kShape.stage_backs;
-      const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
-      ptx::fence_warpgroup();
-#pragma unroll 4
-      for (int back = 0; back < backs; ++back) {
-        const int index = first_back + back;
-        add_back(a, b, back, index, kBackCells[index], kShape.all_taps ? ~0u : kBackRows[index]);
-      }
-      ptx::commit_warpgroup();
-    }
-  }
-
-  // The products at the distance `index` of a chunk, whose weights stand at `back` of the stage.
-  __device__ __forceinline__ void add_back(unsigned a, unsigned b, int back, int index, int cells, unsigned rows) {
-    if (kShape.skips_backs() && (block_backs >> index & 1) == 0) return;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        // Teams of different rows run the same code; only with one of them is a tile's number known here.
-        const int row_tile = kShape.row_teams == 1 ? tile : first_row / 64 + tile;
-        if (!kShape.all_taps && (rows >> row_tile & 1) == 0) continue;
-        multiply(sum[tile],
-                 whole(a + back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch() + tile * 64),
-                 whole(b + cells + step * 2 * kShape.slab_pitch()));
-      }
-    }
-  }
-
-  __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
-};
-"""
 FILES["tile_weights.cuh"] = r"""
 // Where the weights of a block lie: which tap stands at (row, distance) of a stage.
 
@@ -6454,8 +6405,7 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
   unsigned long long found = 0;
 #pragma unroll 1
   for (int index = 0; index < kShape.all_backs(); ++index) {
-    const int backs[3] = {index / (kShape.backs[2] * kShape.backs[1]), index / kShape.backs[2] % kShape.backs[1],
-                          index % kShape.backs[2]};
+    const int backs[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
     bool everywhere = true;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
@@ -6480,8 +6430,7 @@ __device__ __forceinline__ PlaneGroup plane_group(int index) {
 
 // The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
 __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
-  const int at[3] = {index / (kShape.axis_backs(2) * kShape.axis_backs(1)),
-                     index / kShape.axis_backs(2) % kShape.axis_backs(1), index % kShape.axis_backs(2)};
+  const int at[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
   bool exists = true;
   int found = 0;
 #pragma unroll
@@ -6547,8 +6496,8 @@ struct StageWalk {
 
 // The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
-  const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]),
-                        back_index / kShape.backs[2] % kShape.backs[1], back_index % kShape.backs[2]};
+  const int backs[3] = {kShape.back_along(0, back_index), kShape.back_along(1, back_index),
+                        kShape.back_along(2, back_index)};
   bool exists = true;
   int index = 0;
 #pragma unroll

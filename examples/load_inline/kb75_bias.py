@@ -40,8 +40,21 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x4x8 pixels at a time, warps 1x1x3 of 16x80,
         vectors of 2 and 2, 54 parts, 216 blocks (2 per multiprocessor), 30 KiB shared) [8.0 and later, TF32; 8.0
         and later, strict]
+
+The kinds of kernel:
+    tile: a matrix product on tensor cores: rows are output channels (of several phases, where that fills a tile),
+        columns are cells of the output, and the depth is (tap, input channel). A block keeps a patch of the input
+        in shared memory, in which a tap is one shift, and reads weights that a first small kernel has put in its
+        order.
+    direct: CUDA cores: a block keeps a patch of its input and the halo in shared memory or registers and computes
+        all phases of an output tile, so that whole rows are stored.
+    reduce: a matrix product on tensor cores whose depth is the pixels: rows are input channels, columns (tap,
+        output channel). Pixels are cut into parts so that few weights fill the GPU; a second kernel adds them in
+        order.
+    general: a thread gathers the taps of its outputs from memory; it takes every layer, in 64-bit offsets.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -138,10 +151,9 @@ def compile_set(pieces, gpu):
 
 def tf32_allowed():
     """PyTorch's switch: torch.backends.cudnn.allow_tf32, or the newer one, which knows convolutions apart."""
-    try:
+    with contextlib.suppress(RuntimeError):  # the older switch can't tell what the newer one was set to
         return torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
 class Call:
@@ -642,8 +654,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false, false,
-    false};
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
@@ -660,8 +672,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false, false,
-    false};
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
@@ -823,8 +835,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false, false,
-    false};
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
@@ -841,8 +853,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false, false,
-    false};
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
@@ -980,8 +992,8 @@ namespace grad_input_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 2, false, false, false,
-    false};
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 2, false, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
@@ -1118,8 +1130,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 1, true, false, false,
-    false};
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 1, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
@@ -1136,8 +1148,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 1, true, false, false,
-    false};
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 1, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
@@ -5457,6 +5469,10 @@ struct TileShape {
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
+  // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
+  // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
+  // multiplies a fragment of input once for each.
+  int line_axis;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -5530,6 +5546,16 @@ struct TileShape {
     return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
   }
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
+  // Which distance along an axis the `index`-th one is: lines one after the other, or the width's fastest.
+  constexpr int back_along(int axis, int index) const {
+    if (axis == line_axis) return index % axis_backs(axis);
+    if (line_axis >= 0) index /= axis_backs(line_axis);
+    for (int inner = 2; inner > axis; --inner) {
+      if (inner != line_axis) index /= axis_backs(inner);
+    }
+    return index % axis_backs(axis);
+  }
+  constexpr int line_backs() const { return line_axis < 0 ? 1 : axis_backs(line_axis); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
@@ -5553,11 +5579,21 @@ struct TileShape {
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
 
+  // Streams: whether a team's tiles of 64 cells lie one step of the line's axis apart, and how many fragments of input
+  // a line takes then.
+  constexpr bool stacks_tiles() const { return line_axis >= 0 && column_tiles > 8; }
+  constexpr int line_fragments() const { return column_tiles / 8 + line_backs() - 1; }
+  // From one fragment of a line to the next, in bytes.
+  constexpr int line_step() const {
+    return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
+  }
+
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
-                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    if (warpgroup && !streams) return ((n * patch(1) + d) * patch(2) + h) * patch(3) + w;
+    if (!stacks_tiles()) return ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return line_axis == 1 ? h * 64 + (n * tile[1] + d) * tile[3] + w : d * 64 + (n * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
@@ -5633,30 +5669,32 @@ struct TileShape {
     return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
   }
 
-  // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
+  // The epilogue passes the outputs through shared memory, `turn_channels` of each phase at a time. For rows that leave
   // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
   // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
   constexpr int staged_pitch() const {
     return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
   }
-  constexpr int staged_slot_pitch(int pass) const {
+  constexpr int staged_slot_pitch(int channels) const {
     const int apart = 32 / slots[2] / 2 * 2;
-    return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
+    return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
-  constexpr int staged_bytes(int pass) const { return (all_slots() * staged_slot_pitch(pass) * 4 + 15) / 16 * 16; }
+  constexpr int staged_bytes(int channels) const {
+    return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
+  }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
-  constexpr int pass_channels() const {
-    int pass = block_channels;
+  constexpr int turn_channels() const {
+    int channels = block_channels;
     const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
-    while (pass > 4 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
-    return pass;
+    while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    return channels;
   }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
@@ -5760,9 +5798,9 @@ FILES["tile_store.cuh"] = r"""
 // From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
 // leave the block whole.
 
-constexpr int kPass = kShape.pass_channels();  // output channels of each phase that are staged at a time
+constexpr int kTurnChannels = kShape.turn_channels();  // output channels of each phase that are staged in a turn
 constexpr int kPitch = kShape.staged_pitch();
-constexpr int kSlotPitch = kShape.staged_slot_pitch(kPass);
+constexpr int kSlotPitch = kShape.staged_slot_pitch(kTurnChannels);
 constexpr int kDepths = kShape.tile[1] * kShape.span[0];
 constexpr int kHeights = kShape.tile[2] * kShape.span[1];
 constexpr int kWidths = kShape.tile[3] * kShape.span[2];
@@ -5831,14 +5869,14 @@ __device__ __forceinline__ void stage_pair(float left, float right, bool first, 
   }
 }
 
-// Accumulators of one pass into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
+// Accumulators of one turn into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
 // cells are the rows of the products, cells of two rows.
 template <typename Team>
-__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int pass,
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int turn,
                                            bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
   const auto bias = [&](int channel) {
-    return first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+    return first && with_bias ? bias_of(params, rows, turn * kTurnChannels + channel) : 0.0f;
   };
   if constexpr (kShape.streams) {
 #pragma unroll
@@ -5847,8 +5885,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       for (int side = 0; side < 2; ++side) {
         const int row = j * 8 + lane % 4 * 2 + side;
         const int slot = row / kShape.block_channels;
-        const int channel = row % kShape.block_channels - pass * kPass;
-        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const int channel = row % kShape.block_channels - turn * kTurnChannels;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kTurnChannels) continue;
         const float add = bias(channel);
         float* line = staged + slot * kSlotPitch + channel * kPitch + tile.column(0);
 #pragma unroll
@@ -5865,8 +5903,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       for (int half = 0; half < 2; ++half) {
         const int row = tile.row(i) + half * 8 + lane / 4;
         const int slot = row / kShape.block_channels;
-        const int channel = row % kShape.block_channels - pass * kPass;
-        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const int channel = row % kShape.block_channels - turn * kTurnChannels;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kTurnChannels) continue;
         const float add = bias(channel);
         float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
 #pragma unroll
@@ -5880,7 +5918,7 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
 
 // Where one output of the tile, counted over [sample][depth][height][width], comes from and goes to.
 struct Position {
-  int staged;       // of the pass's first channel; -1: no phase, bias alone
+  int staged;       // of the turn's first channel; -1: no phase, bias alone
   long long place;  // from the block's first sample and channel
   bool inside;
 };
@@ -5932,14 +5970,14 @@ __device__ __forceinline__ void wait_for_blocks() {
 // Neighbouring threads take neighbouring outputs of a row, and each walks over the channels; blocks of a cluster share
 // them.
 __device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                           int pass, int rank, const float* staged, Element* output) {
+                                           int turn, int rank, const float* staged, Element* output) {
   constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
   constexpr int kBlockTeams = kThreads / kAcross;
   constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
-  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kPass % kTeams == 0;
+  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kTurnChannels % kTeams == 0;
   if (kThreads % kAcross != 0 && static_cast<int>(threadIdx.x) / kAcross >= kBlockTeams) return;
   const int team = threadIdx.x / kAcross + rank * kBlockTeams;
-  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   const long long stride = params.output_strides[1];
   for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
     const Position position = position_of(params, rows, cells, index);
@@ -5948,11 +5986,11 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     const bool has_phase = position.staged >= 0;
     const int first = (has_phase ? position.staged : 0) + team * kPitch;
 #pragma unroll
-    for (int i = 0; i < (kPass + kTeams - 1) / kTeams; ++i) {
+    for (int i = 0; i < (kTurnChannels + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
       if (!kWhole && channel >= channels) break;
       float result = staged_value(staged, first + i * kTeams * kPitch);
-      if (kHasGaps && !has_phase) result = bias_of(params, rows, pass * kPass + channel);
+      if (kHasGaps && !has_phase) result = bias_of(params, rows, turn * kTurnChannels + channel);
       *out = to_storage(result, Element());
       out += kTeams * stride;
     }
@@ -5975,17 +6013,21 @@ __device__ __forceinline__ void fill_table(const TileParams& params, const Block
 }
 
 __device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                               int pass, int rank, const float* staged, const TableEntry* table,
+                                               int turn, int rank, const float* staged, const TableEntry* table,
                                                Element* output) {
-  constexpr int kAcross = kPass >= 32 ? 32 : kPass > 8 ? 16 : kPass > 4 ? 8 : kPass > 2 ? 4 : kPass;
-  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  constexpr int kAcross = kTurnChannels >= 32 ? 32
+                          : kTurnChannels > 8 ? 16
+                          : kTurnChannels > 4 ? 8
+                          : kTurnChannels > 2 ? 4
+                                              : kTurnChannels;
+  const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   output += table_origin(params, cells);
   constexpr int kAtOnce = kThreads / kAcross;
   for (int index = rank * kAtOnce + threadIdx.x / kAcross; index < kPositions; index += kAtOnce * kShape.depth_blocks) {
     const TableEntry entry = table[index];
     if (entry.place < 0) continue;
     for (int channel = threadIdx.x % kAcross; channel < channels; channel += kAcross) {
-      const float value = entry.staged < 0 ? bias_of(params, rows, pass * kPass + channel)
+      const float value = entry.staged < 0 ? bias_of(params, rows, turn * kTurnChannels + channel)
                                            : staged_value(staged, entry.staged + channel * kPitch);
       output[entry.place + channel] = to_storage(value, Element());
     }
@@ -5996,26 +6038,26 @@ template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                             const Team& tile, int rank, unsigned char* shared_memory) {
   float* staged = reinterpret_cast<float*>(shared_memory);
-  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
+  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kTurnChannels));
   Element* output =
       static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
       (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
   if (kShape.output_channels_last) fill_table(params, rows, cells, table);
 #pragma unroll 1
-  for (int pass = 0; pass < kShape.block_channels / kPass; ++pass) {
+  for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
     // Teams that split the depth add up in a fixed order; the bias comes with the first.
 #pragma unroll 1
     for (int team = 0; team < kShape.depth_teams; ++team) {
-      if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
+      if (tile.depth_team == team) stage_tile(params, rows, tile, turn, team == 0, rank == 0, staged);
       sync_storing();
     }
     if (kShape.depth_blocks > 1) wait_for_blocks();
     if (kShape.output_channels_last) {
-      store_channels(params, rows, cells, pass, rank, staged, table, output);
+      store_channels(params, rows, cells, turn, rank, staged, table, output);
     } else {
-      store_rows(params, rows, cells, pass, rank, staged, output);
+      store_rows(params, rows, cells, turn, rank, staged, output);
     }
-    output += kPass * params.output_strides[1];
+    output += kTurnChannels * params.output_strides[1];
     wait_for_blocks();
   }
 }
@@ -6190,8 +6232,7 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
   unsigned long long found = 0;
 #pragma unroll 1
   for (int index = 0; index < kShape.all_backs(); ++index) {
-    const int backs[3] = {index / (kShape.backs[2] * kShape.backs[1]), index / kShape.backs[2] % kShape.backs[1],
-                          index % kShape.backs[2]};
+    const int backs[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
     bool everywhere = true;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
@@ -6216,8 +6257,7 @@ __device__ __forceinline__ PlaneGroup plane_group(int index) {
 
 // The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
 __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
-  const int at[3] = {index / (kShape.axis_backs(2) * kShape.axis_backs(1)),
-                     index / kShape.axis_backs(2) % kShape.axis_backs(1), index % kShape.axis_backs(2)};
+  const int at[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
   bool exists = true;
   int found = 0;
 #pragma unroll
@@ -6283,8 +6323,8 @@ struct StageWalk {
 
 // The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
-  const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]),
-                        back_index / kShape.backs[2] % kShape.backs[1], back_index % kShape.backs[2]};
+  const int backs[3] = {kShape.back_along(0, back_index), kShape.back_along(1, back_index),
+                        kShape.back_along(2, back_index)};
   bool exists = true;
   int index = 0;
 #pragma unroll

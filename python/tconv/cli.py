@@ -245,7 +245,7 @@ def _one_problem(name: str) -> Problem:
 
 def _spelt_out(options: argparse.Namespace) -> Problem:
     if not options.input or not options.kernel:
-        raise BadRequestError("name a problem (see --list), or give at least --input and --kernel")
+        raise BadRequestError("name a problem (`explain --list` has them), or give at least --input and --kernel")
     rank = len(options.input)
 
     def per_axis(name: str) -> tuple[int, ...]:
@@ -333,17 +333,24 @@ def _export(options: argparse.Namespace) -> int:
 
     from tconv import exporter
 
+    numbers = (options.batch, options.in_channels, options.out_channels)
+    spelt_out = options.input or options.kernel or numbers != (1, 1, 1)
     if options.model is not None:
-        if options.dtype is not None or options.bias or options.input:
+        if options.dtype is not None or options.bias or spelt_out:
             raise BadRequestError("--model brings its own sizes, type and bias: give no others")
         text = exporter.text_of_file(Path(options.model))
     else:
+        if options.problem is not None and spelt_out:
+            raise BadRequestError("--problem brings its own sizes: give no others")
         problem = _spelt_out(options) if options.problem is None else _one_problem(options.problem)
         text = exporter.text_of_problem(problem, dtype=_DTYPES[options.dtype or "fp32"], bias=options.bias)
     if options.output == "-":
         print(text, end="")
-    else:
+        return 0
+    try:
         Path(options.output).write_text(text)
+    except OSError as error:
+        raise BadRequestError(f"{options.output} could not be written: {error.strerror}") from None
     return 0
 
 
@@ -362,6 +369,7 @@ def _add_kernelbench(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--correct-trials", type=_positive, default=5, help="random inputs to compare (default: 5)")
     parser.add_argument("--perf-trials", type=_positive, default=100, help="timed runs (default: 100)")
     parser.add_argument("--no-timing", action="store_true", help="correctness alone")
+    parser.add_argument("--library", action="store_true", help="time tconv's own layers (tconv.convert) beside")
     parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE (- for standard output)")
     parser.set_defaults(command=_kernelbench)
 
@@ -375,6 +383,7 @@ def _kernelbench(options: argparse.Namespace) -> int:
         numbers=options.problems,
         correct_trials=options.correct_trials,
         perf_trials=None if options.no_timing else options.perf_trials,
+        library=options.library,
         json_path=options.json,
     )
 

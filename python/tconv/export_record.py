@@ -8,6 +8,7 @@ in the device code; what depends on the batch is written as an expression of it.
 from __future__ import annotations
 
 import functools
+import math
 import re
 import struct
 from dataclasses import dataclass, field, replace
@@ -235,6 +236,7 @@ class BatchRule:
     grid: str | None = None  # None: as recorded
     samples: str | None = None  # the samples of a tile, which the host knows as kSamples
     planes: str | None = None  # the planes of a block, which the host knows as kPlanes
+    most_blocks: str | None = None  # of a launch, which the host knows as kMostBlocks
 
 
 _TILES = "ceil_div(batch, {ns}::kSamples)"
@@ -243,7 +245,10 @@ _BLOCKS = "ceil_div(batch * {planes}, {ns}::kPlanes) * {grid_per_planes}"
 
 BATCH_RULES = {
     "tconv_tile": BatchRule(
-        {"batch": "batch", "tiles[0]": _TILES}, _TILES + " * {grid_per_tile}", samples="kShape.tile[0]"
+        {"batch": "batch", "tiles[0]": _TILES},
+        "at_most(" + _TILES + " * {grid_per_tile}, {ns}::kMostBlocks)",
+        samples="kShape.tile[0]",
+        most_blocks="kShape.most_blocks",
     ),
     "tconv_tile_pack": BatchRule({"batch": "batch", "tiles[0]": _TILES}, samples="kShape.tile[0]"),
     "tconv_direct": BatchRule({"planes": "batch * {planes}"}, _BLOCKS, planes="kConfig.planes"),
@@ -268,7 +273,11 @@ def _constants(values: dict[str, Any], launch: Launch, batch: int, namespace: st
             if rest:
                 raise ValueError(f"{launch.entry}: {name} must be a multiple of the batch {batch}, got {values[name]}")
     if "tiles" in values and isinstance(values["tiles"], list) and len(values["tiles"]) == 4:
-        constants["grid_per_tile"] = launch.grid[0] // max(values["tiles"][0], 1)
+        boxes = math.prod(values["tiles"])
+        of_box = math.prod(values.get("residue_blocks", ())) * values.get("groups", 1) * values.get("channel_blocks", 1)
+        # Several blocks may share a tile; or there are fewer blocks than tiles, and they stay for more than one.
+        sharing = max(launch.grid[0] // max(boxes * of_box, 1), 1)
+        constants["grid_per_tile"] = math.prod(values["tiles"][1:]) * of_box * sharing
     tiles = [values[name] for name in ("tiles_depth", "tiles_height", "tiles_width") if name in values]
     if "tiles" in values and isinstance(values["tiles"], int):
         constants["grid_per_planes"] = values["tiles"]
@@ -339,12 +348,16 @@ def launch_text(launch: Launch, namespace: str, batch: int, *, may_overlap: bool
     ]
     # The one macro of a config that a second kernel would find defined.
     macros = re.findall(r"^#define (\w+)", launch.config, re.MULTILINE)
-    sizes = {"kSamples": rule.samples, "kPlanes": rule.planes}
+    sizes = {
+        "kSamples": (rule.samples, "of a block"),
+        "kPlanes": (rule.planes, "of a block"),
+        "kMostBlocks": (rule.most_blocks, "of a launch"),
+    }
     kernel = [
         f"namespace {namespace} {{",
         wrap(launch.config).rstrip("\n"),
         f'#include "{launch.file}"',
-        *(f"constexpr int {name} = {value};  // of a block" for name, value in sizes.items() if value),
+        *(f"constexpr int {name} = {value};  // {what}" for name, (value, what) in sizes.items() if value),
         *(f"#undef {macro}" for macro in macros),
         f"}}  // namespace {namespace}",
     ]

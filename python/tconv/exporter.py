@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ from tconv.export_model import (
     model_of_module,
     model_of_problem,
 )
+from tconv.export_source import defined_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,6 +83,7 @@ def file_text(model: FoundModel) -> str:
     files = export_cuda.device_files() | {name: export_cuda.part(name) for name in ("interface.h", "launch.cuh")}
     used = {name for text in pieces.texts.values() for name in export_record.needed_files(text, files)}
     runtime = re.sub(r"  # noqa: E402$", "", export_cuda.part("runtime.py").split(_MARK)[1], flags=re.MULTILINE)
+    _require_other_names(model.source, runtime)
     data = [
         "# --- Data " + "-" * 109,
         "# The layers that kernels were made for: their numbers as Call has them, without the batch, and their sets.",
@@ -93,6 +96,16 @@ def file_text(model: FoundModel) -> str:
     ]
     rule = "# --- The model " + "-" * 104
     return "\n".join([_header(model, plans), runtime, "", rule, "", "", model.source, "", *data])
+
+
+def _require_other_names(source: str, runtime: str) -> None:
+    """Refuses a model whose own names would replace some of the file's."""
+    taken = {"FILES", "PIECES", "LAYERS", "HOST"}.union(*map(defined_names, ast.parse(runtime).body))
+    imports = {ast.unparse(node) for node in ast.parse(runtime).body if isinstance(node, ast.Import | ast.ImportFrom)}
+    for node in ast.parse(source).body:
+        both = taken & defined_names(node)
+        if both and ast.unparse(node) not in imports:
+            raise ExportError(f"the exported file has a {min(both)} of its own: give the model's another name")
 
 
 def raw(text: str) -> str:
@@ -141,7 +154,7 @@ def _layer_entry(
 
 
 def _header(model: FoundModel, plans: list[dict[tuple[str, str], dict[str, Piece]]]) -> str:
-    text = f'"""{_capital(model.origin)}: its transposed convolutions as CUDA kernels, in one file.\n'
+    text = f'"""{model.origin}: its transposed convolutions as CUDA kernels, in one file.\n'
     text += f"""
 ModelNew takes the arguments of the original, has the same parameters from the same seed, and computes the same outputs
 and gradients. Kernels are compiled by torch.utils.cpp_extension.load_inline when they are first needed: with CUDA 11.7
@@ -162,8 +175,30 @@ the bias is the sum of dy.
 """
     for layer, plan in zip(model.layers, plans, strict=True):
         text += "\n" + _layer_words(layer, plan)
+    text += "\nThe kinds of kernel:\n" + _family_words(plans)
     text += '"""\n'
     return text
+
+
+# What each family of kernels does, for a reader of an exported file.
+_FAMILIES = {
+    "tile": "a matrix product on tensor cores: rows are output channels (of several phases, where that fills a tile), "
+    "columns are cells of the output, and the depth is (tap, input channel). A block keeps a patch of the input in "
+    "shared memory, in which a tap is one shift, and reads weights that a first small kernel has put in its order.",
+    "direct": "CUDA cores: a block keeps a patch of its input and the halo in shared memory or registers and computes "
+    "all phases of an output tile, so that whole rows are stored.",
+    "reduce": "a matrix product on tensor cores whose depth is the pixels: rows are input channels, columns (tap, "
+    "output channel). Pixels are cut into parts so that few weights fill the GPU; a second kernel adds them in order.",
+    "depthwise": "CUDA cores: a thread walks over pixels of one channel and keeps a sum for every tap; the sums are "
+    "added in order.",
+    "general": "a thread gathers the taps of its outputs from memory; it takes every layer, in 64-bit offsets.",
+}
+
+
+def _family_words(plans: list[dict[tuple[str, str], dict[str, Piece]]]) -> str:
+    """What the families that the plans name do."""
+    used = {piece.family for plan in plans for found in plan.values() for piece in found.values()} | {"general"}
+    return "".join(_wrapped(f"{name}: {words}") for name, words in _FAMILIES.items() if name in used)
 
 
 def _capital(text: str) -> str:

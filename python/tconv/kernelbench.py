@@ -16,14 +16,14 @@ import sys
 import tempfile
 import types
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tconv import exporter
-from tconv.export_model import ExportError
+from tconv.export_source import ExportError
 from tconv.terminal import make_progress
 
 NAMES = {1: r"(\d+)_conv_transposed_\w+\.py", 2: r"(\d+)_ConvTranspose\w+\.py"}
@@ -40,6 +40,19 @@ for layer in exported.LAYERS:
     exported.compile_set(layer["sets"][gpu, precision], gpu)
 """
 
+# Behind a problem's source: its model with the library's layers.
+_WITH_LIBRARY = """
+
+def _with_library(build):
+    def __init__(self, *args):
+        build(self, *args)
+        import tconv
+        tconv.convert(self)
+    return __init__
+
+Model.__init__ = _with_library(Model.__init__)
+"""
+
 
 @dataclass
 class Verdict:
@@ -51,13 +64,22 @@ class Verdict:
     correct: bool = False
     milliseconds: float | None = None
     pytorch_milliseconds: float | None = None
+    library_milliseconds: float | None = None
+    excessive_speedup: bool = False  # KernelBench's own flag for more than ten times
+    objections: list[str] = field(default_factory=list)  # what its static checker forbids
     said: str = ""
 
     @property
     def speedup(self) -> float | None:
-        if not self.milliseconds or not self.pytorch_milliseconds:
-            return None
-        return self.pytorch_milliseconds / self.milliseconds
+        return _ratio(self.pytorch_milliseconds, self.milliseconds)
+
+    @property
+    def library_speedup(self) -> float | None:
+        return _ratio(self.pytorch_milliseconds, self.library_milliseconds)
+
+
+def _ratio(slow: float | None, fast: float | None) -> float | None:
+    return slow / fast if slow and fast else None
 
 
 class _Record:
@@ -118,8 +140,7 @@ def find_problems(checkout: Path, level: int, numbers: list[int]) -> dict[int, P
 
 def _compile_ahead(paths: list[Path]) -> None:
     """Compiles every file; what fails will fail again, and be reported, in its evaluation."""
-    workers = max(1, (os.cpu_count() or 2) // 2)
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda path: subprocess.run([sys.executable, "-c", _COMPILE, path], capture_output=True), paths))
 
 
@@ -145,10 +166,32 @@ def _verdict(
     verdict.compiled, verdict.correct = result.compiled, result.correctness
     verdict.milliseconds = result.runtime if result.runtime > 0 else None
     verdict.pytorch_milliseconds = result.ref_runtime if result.ref_runtime > 0 else None
+    verdict.excessive_speedup = bool(result.metadata.get("excessive_speedup"))
     verdict.said = "; ".join(
         f"{key}: {value}" for key, value in result.metadata.items() if key not in ("hardware", "device")
     )
     return verdict
+
+
+def _objections(text: str) -> list[str]:
+    """What KernelBench's static checker, which its scripts ask before an evaluation, finds forbidden in a file."""
+    name = "kernelbench.kernel_static_checker"
+    if importlib.util.find_spec(name) is None:  # older checkouts
+        return []
+    _, errors, _ = importlib.import_module(name).validate_kernel_static(text, backend="cuda", precision="fp32")
+    return list(errors)
+
+
+def _library_milliseconds(evaluation: types.ModuleType, original: Path, perf_trials: int) -> float | None:
+    """What the library's own layers take in the problem's model, by KernelBench's function for reference programs."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        found = evaluation.timing.measure_ref_program_time(
+            original.stem,
+            original.read_text() + _WITH_LIBRARY,
+            num_trials=perf_trials,
+            device=torch.device("cuda", torch.cuda.current_device()),
+        )
+    return None if found is None else found["mean"]
 
 
 def _row(verdict: Verdict) -> str:
@@ -156,8 +199,11 @@ def _row(verdict: Verdict) -> str:
     judged = "correct" if verdict.correct else "WRONG" if verdict.compiled else "FAILED"
     if verdict.speedup is None:
         return f"{number}  {judged}"
-    times = f"{verdict.pytorch_milliseconds:>9.3f} {verdict.milliseconds:>9.3f}"
-    return f"{number}  {judged:8} {times} {verdict.speedup:>7.2f}x"
+    row = f"{number}  {judged:8} {verdict.pytorch_milliseconds:>9.3f} {verdict.milliseconds:>9.3f}"
+    row += f" {verdict.speedup:>7.2f}x"
+    if verdict.library_speedup is not None:
+        row += f" {verdict.library_milliseconds:>9.3f} {verdict.library_speedup:>7.2f}x"
+    return row
 
 
 def evaluate(
@@ -167,11 +213,12 @@ def evaluate(
     numbers: list[int] | None = None,
     correct_trials: int = 5,
     perf_trials: int | None = 100,
+    library: bool = False,
     json_path: str | None = None,
 ) -> int:
     """Exports every problem, has KernelBench judge it, and prints its verdicts; 0 if all are correct.
 
-    Without a number of `perf_trials` nothing is timed.
+    Without a number of `perf_trials` nothing is timed. With `library` the library's own layers are timed beside.
     """
     root = Path(checkout).expanduser()
     problems = find_problems(root, level, numbers or [])
@@ -183,24 +230,40 @@ def evaluate(
         trials["num_perf_trials"] = perf_trials
     verdicts = []
     with tempfile.TemporaryDirectory() as folder, make_progress(len(problems), sys.stderr) as progress:
-        exported = {}
+        progress.start("exporting")
+        exported, refused = {}, {}
         for number, path in problems.items():
+            try:
+                text = exporter.text_of_file(path)
+            except ExportError as error:
+                refused[number] = Verdict(number, path.stem, said=str(error))
+                continue
             exported[number] = Path(folder) / path.name
-            exported[number].write_text(exporter.text_of_file(path))
+            exported[number].write_text(text)
         progress.start("compiling")
         _compile_ahead(list(exported.values()))
         for number, path in problems.items():
             progress.start(path.stem)
-            verdicts.append(_verdict(evaluation, number, path, exported[number], trials))
-            progress.finish(_row(verdicts[-1]))
+            verdict = refused.get(number) or _verdict(evaluation, number, path, exported[number], trials)
+            if number in exported:
+                verdict.objections = _objections(exported[number].read_text())
+            if library and verdict.milliseconds:
+                verdict.library_milliseconds = _library_milliseconds(evaluation, path, trials["num_perf_trials"])
+            verdicts.append(verdict)
+            progress.finish(_row(verdict))
     _report(verdicts, level, trials, json_path)
     return 0 if all(verdict.correct for verdict in verdicts) else 1
 
 
 def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any], json_path: str | None) -> None:
-    lines = [f"{'':>4}  {'KernelBench level ' + str(level):58}  {'verdict':8} {'PyTorch':>9} {'exported':>9} speed-up"]
-    lines += [_row(verdict) for verdict in verdicts]
+    title = f"{'':>4}  {'KernelBench level ' + str(level):58}  {'verdict':8} {'PyTorch':>9} {'exported':>9} speed-up"
+    if any(verdict.library_speedup for verdict in verdicts):
+        title += f" {'library':>9} speed-up"
+    lines = [title, *map(_row, verdicts)]
     lines += [f"      {v.number}: {v.said}" for v in verdicts if not v.correct]
+    lines += [f"      {v.number}: its static checker says: {'; '.join(v.objections)}" for v in verdicts if v.objections]
+    if flagged := [str(v.number) for v in verdicts if v.excessive_speedup]:
+        lines.append(f"flagged by KernelBench as more than ten times faster, to be looked at: {', '.join(flagged)}")
     correct = sum(verdict.correct for verdict in verdicts)
     faster = sum((verdict.speedup or 0) > 1 for verdict in verdicts)
     timed = f", {faster} faster than PyTorch (times in ms)" if trials["measure_performance"] else ""
@@ -211,7 +274,10 @@ def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any], json_pa
             **trials,
             "device": torch.cuda.get_device_name(),
             "pytorch": torch.__version__,
-            "verdicts": [{**asdict(verdict), "speedup": verdict.speedup} for verdict in verdicts],
+            "verdicts": [
+                {**asdict(verdict), "speedup": verdict.speedup, "library_speedup": verdict.library_speedup}
+                for verdict in verdicts
+            ],
         },
         indent=1,
     )

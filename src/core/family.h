@@ -26,9 +26,10 @@ struct DeviceProperties {
   int multiprocessors = 1;
   std::size_t shared_bytes_per_block = 0;  // the opt-in limit
   std::size_t shared_bytes_per_multiprocessor = 0;
-  double bandwidth = 0;  // bytes per second, copy
-  double fp32_rate = 0;  // multiply-adds and adds counted apart, per second, CUDA cores
-  double tf32_rate = 0;  // tensor cores; fp16 and bf16 run at twice this rate
+  double bandwidth = 0;    // bytes per second, copy
+  double fp32_rate = 0;    // multiply-adds and adds counted apart, per second, CUDA cores
+  double tf32_rate = 0;    // tensor cores; fp16 and bf16 run at twice this rate
+  bool any_batch = false;  // launches must fit other batches, too: the workspace may not grow with the batch
 };
 
 // A family's answer: a kernel, or the reason why it declines.

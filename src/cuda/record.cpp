@@ -95,7 +95,9 @@ DeviceProperties properties_of(GpuModel gpu) {
              .memory_clock_hz = 1.215e9,
              .memory_bus_bits = 5120};
   }
-  return cuda::describe(facts);
+  DeviceProperties properties = cuda::describe(facts);
+  properties.any_batch = true;
+  return properties;
 }
 
 void* marker(std::uintptr_t index) {

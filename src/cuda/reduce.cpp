@@ -38,9 +38,10 @@ std::string initialiser(const ReduceShape& s) {
           number(s.column_teams) + number(s.run) + number(s.run_teams) + number(s.team_runs);
   text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_vector) + number(s.column_vector) +
           number(s.most_lead) + number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) +
-          number(s.loader_warps) + number(s.row_copy) + number(s.column_copy) + number(s.raw_stages) +
-          number(s.team_registers) + number(s.loader_registers) + number(s.stages) +
-          number(s.blocks_per_multiprocessor) + truth(s.partial) + text_of(s.columns_first);
+          number(s.loader_warps) + number(s.row_warps) + number(s.column_warps) + number(s.row_copy) +
+          number(s.column_copy) + number(s.raw_stages) + truth(s.packed) + number(s.team_registers) +
+          number(s.loader_registers) + number(s.stages) + number(s.blocks_per_multiprocessor) + truth(s.partial) +
+          text_of(s.columns_first);
   return text + "}";
 }
 
@@ -89,6 +90,10 @@ class ReduceKernel final : public Kernel {
         params_(reduce_params(problem, reduction, shape_, candidate.parts)),
         device_(device.device.index),
         kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
+    if (shape_.packed) {
+      pack_.emplace(source_of(shape_, "reduce_pack.cuh", "tconv_reduce_pack"),
+                    static_cast<std::size_t>(shape_.pack_bytes()), device.arch);
+    }
     if (!shape_.partial) return;
     KernelSource finish = source_of(shape_, "reduce_finish.cuh", "tconv_reduce_finish");
     int pieces = 1;  // as many as leave each thread a few parts
@@ -107,7 +112,10 @@ class ReduceKernel final : public Kernel {
     params.rows = at(reduction_.swapped ? buffers.output : buffers.input, reduction_.row_offset);
     params.columns = at(reduction_.swapped ? buffers.input : buffers.output, reduction_.column_offset);
     params.weight = at(buffers.weight, reduction_.weight_offset);
-    params.sums = static_cast<float*>(buffers.workspace);
+    char* const workspace = static_cast<char*>(buffers.workspace);
+    params.packed_rows = workspace;
+    params.packed_columns = workspace + packed_row_bytes(shape_, params);
+    params.sums = reinterpret_cast<float*>(workspace + reduce_packed_bytes(shape_, params));
     const bool lines = shape_.loader_warps > 0;
     if (!aligned(params.rows, lines ? shape_.row_copy : shape_.row_vector) ||
         !aligned(params.columns, lines ? shape_.column_copy : shape_.column_vector)) {
@@ -115,24 +123,35 @@ class ReduceKernel final : public Kernel {
       return unaligned_->run(buffers, execution);
     }
     void* arguments[] = {&params};
+    if (pack_) {
+      pack_->launch(device_,
+                    {.grid_x = static_cast<unsigned>(reduce_stages(params)),
+                     .grid_y = static_cast<unsigned>(reduce_row_images(params) + reduce_column_images(params)),
+                     .block = 32 * kPackWarps},
+                    arguments, execution.stream);
+    }
     const auto blocks = static_cast<unsigned>(reduce_tiles(params)) * static_cast<unsigned>(params.parts);
-    kernel_.launch(device_, {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads())}, arguments,
-                   execution.stream);
+    kernel_.launch(
+        device_,
+        {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads()), .overlaps_previous = pack_.has_value()},
+        arguments, execution.stream);
     if (finish_) {
-      finish_->launch(device_, {.grid_x = static_cast<unsigned>(finish_blocks_), .block = kFinishThreads}, arguments,
-                      execution.stream);
+      finish_->launch(
+          device_,
+          {.grid_x = static_cast<unsigned>(finish_blocks_), .block = kFinishThreads, .overlaps_previous = true},
+          arguments, execution.stream);
     }
   }
 
   void prepare() const override {
+    if (pack_) pack_->prepare(device_);
     kernel_.prepare(device_);
     if (finish_) finish_->prepare(device_);
     if (unaligned_ != nullptr) unaligned_->prepare();
   }
 
   std::size_t workspace_bytes() const {
-    const std::size_t own =
-        shape_.partial ? reduce_part_bytes(shape_, params_) * static_cast<std::size_t>(params_.parts) : 0;
+    const std::size_t own = reduce_workspace_bytes(shape_, params_);
     return unaligned_ == nullptr ? own : std::max(own, unaligned_->workspace_bytes());
   }
 
@@ -145,7 +164,11 @@ class ReduceKernel final : public Kernel {
     text += std::string(s.warpgroup ? ", warpgroups " : ", warps ") + std::to_string(s.row_teams) + "x" +
             std::to_string(s.column_teams) + "x" + std::to_string(s.run_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(s.team_runs * s.run_columns());
-    if (s.loader_warps > 0) text += " and " + std::to_string(s.loader_warps) + " warps that load";
+    if (s.packed) {
+      text += ", packed ahead";
+    } else if (s.loader_warps > 0) {
+      text += " and " + std::to_string(s.loader_warps) + " warps that load";
+    }
     const bool lines = s.loader_warps > 0;
     text += (lines ? ", copies of " : ", vectors of ") + std::to_string(lines ? s.row_copy : s.row_vector) + " and " +
             std::to_string(lines ? s.column_copy : s.column_vector);
@@ -167,6 +190,7 @@ class ReduceKernel final : public Kernel {
   ReduceParams params_;
   int device_;
   JitKernel kernel_;
+  std::optional<JitKernel> pack_;
   std::optional<JitKernel> finish_;
   std::int64_t finish_blocks_ = 0;
 };

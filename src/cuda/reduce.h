@@ -26,7 +26,8 @@ struct ReduceCandidate {
 std::string_view why_no_reduce(const Problem& problem, const DeviceProperties& device);
 
 struct ReduceOptions {
-  bool aligned = true;  // the tensors' addresses allow vectors of 16 bytes, if their strides do
+  bool aligned = true;                 // the tensors' addresses allow vectors of 16 bytes, if their strides do
+  std::size_t least_packed = 1 << 20;  // bytes of both tensors below which another kernel costs more than it saves
 };
 
 // All cuts worth considering, best first; empty when none fits the device.

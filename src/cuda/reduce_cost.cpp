@@ -9,14 +9,34 @@ int reduce_registers(const ReduceShape& shape) {
   const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
+  if (shape.splits()) return 2 * sums + shape.team_runs + 40;
   if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 56);
   const int halves = shape.warpgroup && shape.element_bytes == 2 ? 24 : 0;  // that wait to be put together
-  return sums + fragments + shape.batch_words() + shape.team_runs + halves + (shape.warpgroup ? 60 : split ? 116 : 84);
+  const int strided = shape.warpgroup && (shape.rows_channels_last || shape.columns_channels_last) ? 16 : 0;
+  return sums + fragments + shape.batch_words() + shape.team_runs + halves + strided +
+         (shape.warpgroup ? 60
+          : split         ? 124
+                          : 84);
 }
 
-std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params) {
-  return sizeof(float) * static_cast<std::size_t>(reduce_tiles(params)) * static_cast<std::size_t>(shape.block_rows()) *
-         static_cast<std::size_t>(shape.block_sums());
+std::size_t packed_row_bytes(const ReduceShape& shape, const ReduceParams& params) {
+  if (!shape.packed) return 0;
+  return std::size_t{16} * static_cast<std::size_t>(shape.row_cells()) *
+         static_cast<std::size_t>(reduce_row_images(params) * reduce_stages(params));
+}
+
+std::size_t reduce_packed_bytes(const ReduceShape& shape, const ReduceParams& params) {
+  if (!shape.packed) return 0;
+  return packed_row_bytes(shape, params) +
+         std::size_t{16} * static_cast<std::size_t>(shape.column_cells()) *
+             static_cast<std::size_t>(reduce_column_images(params) * reduce_stages(params));
+}
+
+std::size_t reduce_workspace_bytes(const ReduceShape& shape, const ReduceParams& params) {
+  const std::size_t sums = static_cast<std::size_t>(reduce_tiles(params)) *
+                           static_cast<std::size_t>(shape.block_rows()) * static_cast<std::size_t>(shape.block_sums());
+  return reduce_packed_bytes(shape, params) +
+         (shape.partial ? sizeof(float) * sums * static_cast<std::size_t>(params.parts) : 0);
 }
 
 namespace {
@@ -34,6 +54,11 @@ constexpr double kCopyCycles = 7.09;       // of the pipe to shared memory, for 
 constexpr double kArrangeCycles = 8.89;    // to read 32 cells of copies and to write them
 constexpr double kInstructionRate = 1.66;  // per cycle and multiprocessor
 constexpr double kMix = 0.142;             // share of what is not the largest cost and does not overlap with it
+constexpr double kThreadShare = 1.24;      // cuts without warps that only load take more than this sum,
+constexpr double kLoaderShare = 0.94;      // those with four such warps less;
+constexpr double kShortCopyShare = 0.88;   // eight help with copies shorter than 16 bytes
+constexpr double kLongCopyShare = 1;       // and not with others
+constexpr double kRingCycles = 50;         // of a stage, to pass it on
 constexpr double kFarParts = 1.08;         // parts of a cell that lie in different samples or slices
 constexpr double kStageCycles = 870;
 constexpr double kBatchCycles = 497;      // a batch of loads on its way
@@ -42,8 +67,19 @@ constexpr double kTeamCycles = 200;       // and for a team beside its products
 constexpr double kWarpCycles = 2.14;      // of an instruction in a warp that only loads
 constexpr double kPairCycles = 6;         // of eight columns of a product, for a team of one warp
 constexpr double kSplitCycles = 40;       // the same in fp32 out of TF32
+constexpr double kSplitWait = 300;        // until a warpgroup's products have ended, and to add them
 constexpr double kBlockCycles = 5.37e3;
 constexpr double kEndRate = 86.5;  // bytes of results per cycle and multiprocessor
+
+// Of cuts whose tensors are packed before.
+constexpr double kPackRate = 3.47e12;    // bytes per second, read and written, of the kernel that packs
+constexpr double kPackSeconds = 6.3e-6;  // its launch and the other kernel's, which begin together
+constexpr double kBulkRate = 39.4;       // bytes per cycle and multiprocessor that the copy engine brings
+constexpr double kBulkCycles = 1.04e3;   // until the first of them arrive
+constexpr double kPackedStageCycles = 56;
+constexpr double kPackedBlockCycles = 2.44e3;
+constexpr double kPackedPartRate = 200;  // bytes of parts per cycle and multiprocessor
+constexpr double kPackedEndRate = 45.4;  // and of results
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -82,13 +118,14 @@ WarpLoads warp_loads(const ReduceShape& shape, bool of_rows) {
   const double gaps = !of_rows && shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1;
   const double spread = gaps > 1 && copy == 1 ? 3 : 1;
   const double line_bytes = static_cast<double>(line_copies) * copy * gaps * shape.element_bytes;
-  const double touched = channels_last
-                             ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.loader_warps)
-                             : channels * lines.lines() * std::max(line_bytes / 128.0 + 0.5, 1.0);
+  const double touched =
+      channels_last ? copies * std::max(channels * shape.element_bytes / 128.0, 1.0 * shape.side_warps(of_rows))
+                    : channels * lines.lines() * std::max(line_bytes / 128.0 + 0.5, 1.0);
   WarpLoads loads;
   loads.pipe =
       kLoadCycles * touched + kCopyCycles * spread * copying + cells / 32 * (kArrangeCycles + 4.0 * (4.0 / vector - 1));
-  loads.instructions = copying * 3 + cells / 32 * (shape.element_bytes == 4 ? 9 : 14);
+  loads.instructions = copying * 3 + cells / 32 * (shape.splits() ? 26 : shape.element_bytes == 4 ? 9 : 14);
+  if (shape.splits()) loads.pipe += cells / 32 * kArrangeCycles / 2;
   return loads;
 }
 
@@ -125,8 +162,11 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
   const double products =
       static_cast<double>(shape.products()) * shape.team_runs * shape.row_tiles * shape.teams();  // of one tile's rows
   if (shape.warpgroup) {
-    cost.multiply = products * 64 * columns * depth / (peak * kWarpgroupShare);
-    cost.operands = products * (64 + columns) * 32 / 128;
+    const double times = shape.splits() ? 3.0 : 1.0;
+    cost.multiply = times * products * 64 * columns * depth / (peak * kWarpgroupShare);
+    cost.operands = times * products * (64 + columns) * 32 / 128;
+    // Sums of a few products are waited for and added.
+    if (split) cost.team = (cost.multiply + cost.operands) / 2 / shape.teams() + shape.products() / 4.0 * kSplitWait;
   } else {
     cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
     cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);
@@ -139,6 +179,11 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                  ? 1
                                  : static_cast<double>(reduction.column_strides[4]) *
                                        (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
+  if (shape.packed) {
+    cost.loads = 16.0 * shape.stage_cells() / 128;
+    cost.traffic = 16.0 * shape.stage_cells() / kBulkRate;
+    return cost;
+  }
   if (shape.loader_warps > 0) {
     const WarpLoads loads = warp_loads(shape, true) + warp_loads(shape, false);
     cost.loads = loads.pipe;
@@ -165,6 +210,44 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
   return cost;
 }
 
+// Cycles until all blocks have run, where wave(n) is what n blocks of a multiprocessor take at once.
+template <typename Wave>
+double cycles_of_waves(const ReduceShape& shape, const ReduceParams& params, const DeviceProperties& device,
+                       const Wave& wave) {
+  const double blocks = static_cast<double>(reduce_tiles(params)) * params.parts;
+  const double slots = static_cast<double>(device.multiprocessors) * shape.blocks_per_multiprocessor;
+  const double full_waves = std::floor(blocks / slots);
+  const double rest = blocks - full_waves * slots;
+  const double last = rest > 0 ? wave(std::ceil(rest / device.multiprocessors)) : 0;
+  return full_waves * wave(static_cast<double>(shape.blocks_per_multiprocessor)) + last;
+}
+
+double share_of_sum(const ReduceShape& shape) {
+  if (shape.loader_warps == 0) return kThreadShare;
+  if (shape.loader_warps == 4) return kLoaderShare;
+  return std::min(shape.row_copy, shape.column_copy) < shape.vector() ? kShortCopyShare : kLongCopyShare;
+}
+
+// Pieces of the weight that lie together, in bytes: what a store of 32 is used for.
+double store_waste(const ReduceShape& shape) {
+  const bool whole_taps = shape.taps[1] == shape.kernel[1] && shape.taps[2] == shape.kernel[2];
+  return 32.0 / (whole_taps ? 32 : std::min(32, shape.taps[2] * shape.element_bytes));
+}
+
+// The copy engine brings stages into all slots of the ring: a slot waits for a copy and for the products of its stage.
+double packed_cycles(const ReduceShape& shape, const ReduceParams& params, const StageCost& cost,
+                     const DeviceProperties& device) {
+  const double busy = std::max({cost.multiply, cost.operands + cost.loads, cost.traffic});
+  const double chain =
+      std::max(cost.multiply + kPackedStageCycles, (kBulkCycles + cost.traffic + cost.multiply) / shape.stages);
+  const double stages = std::ceil(static_cast<double>(reduce_stages(params)) / params.parts);
+  const double outputs = 4.0 * shape.block_rows() * shape.block_sums();
+  const double ending = shape.partial ? outputs / kPackedPartRate : outputs * store_waste(shape) / kPackedEndRate;
+  return cycles_of_waves(shape, params, device, [&](double at_once) {
+    return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kPackedBlockCycles;
+  });
+}
+
 }  // namespace
 
 // Resident blocks overlap: the largest cost of a stage counts fully and the others in part; but no block is faster than
@@ -172,9 +255,21 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
 double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, const Problem& problem,
                       const Reduction& reduction, const DeviceProperties& device) {
   const StageCost cost = stage_cost(shape, reduction, device);
+  const double bytes =
+      static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
+                          element_count(problem.weight_sizes())) *
+      shape.element_bytes;
+  const auto packed = static_cast<double>(reduce_packed_bytes(shape, params));
+  const double sums = static_cast<double>(reduce_workspace_bytes(shape, params)) - packed;
+  const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
+  if (shape.packed) {
+    return (bytes + packed) / kPackRate + kPackSeconds + packed_cycles(shape, params, cost, device) / kClock + finish;
+  }
+
   const double pipe = cost.operands + cost.loads;
   const double largest = std::max({cost.multiply, pipe, cost.traffic, cost.instructions});
-  const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest);
+  const double busy = largest + kMix * (cost.multiply + pipe + cost.traffic + cost.instructions - largest) +
+                      (shape.loader_warps > 0 ? kRingCycles : 0);
   // Warps that only load have the next stage on its way while one is multiplied; the others load a batch, wait for it
   // and store it between two pieces of the product, all at the same time.
   const double multiplying = std::max({cost.multiply, cost.operands, cost.team});
@@ -182,31 +277,16 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
                            ? std::max(kLoaderCycles + cost.loader, kTeamCycles + multiplying)
                            : kStageCycles + kBatchCycles * shape.batches() + cost.loads + multiplying;
 
-  const double all = static_cast<double>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
-  const double stages = std::ceil(all / params.parts);
-  // Pieces of the weight that lie together, in bytes; results take two ways through shared memory.
+  const double stages = std::ceil(static_cast<double>(reduce_stages(params)) / params.parts);
+  // Results take two ways through shared memory.
   const double outputs = static_cast<double>(shape.block_rows()) * shape.block_sums();
-  const bool whole_taps = shape.taps[1] == shape.kernel[1] && shape.taps[2] == shape.kernel[2];
-  const double piece = whole_taps ? 32 : std::min(32, shape.taps[2] * shape.element_bytes);
-  const double ending = shape.partial ? outputs * 4 / kEndRate : outputs * (0.3 + 32 / piece * 4 / kEndRate);
-  const int resident = shape.blocks_per_multiprocessor;
-  const double blocks = static_cast<double>(reduce_tiles(params)) * params.parts;
-  const double slots = static_cast<double>(device.multiprocessors) * resident;
-  const auto wave = [&](double at_once) {
+  const double ending = shape.partial ? outputs * 4 / kEndRate : outputs * (0.3 + store_waste(shape) * 4 / kEndRate);
+  double cycles = cycles_of_waves(shape, params, device, [&](double at_once) {
     return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kBlockCycles;
-  };
-  const double full_waves = std::floor(blocks / slots);
-  const double rest = blocks - full_waves * slots;
-  double cycles = full_waves * wave(resident);
-  if (rest > 0) cycles += wave(std::ceil(rest / device.multiprocessors));
+  });
+  cycles *= share_of_sum(shape);
   if (shape.split[0] * shape.split[1] > 1) cycles *= kFarParts;
 
-  const double bytes =
-      static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
-                          element_count(problem.weight_sizes())) *
-      shape.element_bytes;
-  const double sums = static_cast<double>(reduce_part_bytes(shape, params)) * params.parts;
-  const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
   return std::max(cycles / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 + finish;
 }
 

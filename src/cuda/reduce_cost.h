@@ -12,8 +12,10 @@ namespace tconv::cuda {
 // An estimate, on the safe side, of the registers that a thread needs.
 int reduce_registers(const ReduceShape& shape);
 
-// Workspace of one part.
-std::size_t reduce_part_bytes(const ReduceShape& shape, const ReduceParams& params);
+// Workspace: of the packed rows, of both packed tensors (nothing where a cut does not pack), and of all with the parts.
+std::size_t packed_row_bytes(const ReduceShape& shape, const ReduceParams& params);
+std::size_t reduce_packed_bytes(const ReduceShape& shape, const ReduceParams& params);
+std::size_t reduce_workspace_bytes(const ReduceShape& shape, const ReduceParams& params);
 
 double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, const Problem& problem,
                       const Reduction& reduction, const DeviceProperties& device);

@@ -127,8 +127,31 @@ bool set_copies(ReduceShape& shape, const Reduction& reduction) {
       shape.column_copy /= 2;
     }
   }
-  const int least = 4 / shape.element_bytes;  // the smallest copy has four bytes
+  // The smallest copy has four bytes; a kernel that packs can do without copies.
+  const int least = shape.packed ? 1 : 4 / shape.element_bytes;
   return shape.row_copy >= least && shape.column_copy >= least;
+}
+
+// How warps that only load share out the two tensors: each has channels of both, or each of one only. A warp that has
+// fewer than eight channels of a tensor meets the same banks of shared memory with several of its lanes.
+void share_out(ReduceShape& shape) {
+  const auto cycles = [&](bool of_rows, int warps) {
+    const int channels = of_rows ? shape.loaded_rows() : shape.loaded_columns();
+    const int own = (channels + warps - 1) / warps;
+    const int lanes = own <= 1 ? 1 : own <= 2 ? 2 : own <= 4 ? 4 : 8;
+    const double units = of_rows ? shape.row_units() : shape.column_units();
+    return units * own * (1 + 8.0 / lanes);
+  };
+  shape.row_warps = shape.column_warps = shape.loader_warps;
+  if (shape.loader_warps == 0 || shape.packed || shape.rows_channels_last || shape.columns_channels_last) return;
+  double least = cycles(true, shape.loader_warps) + cycles(false, shape.loader_warps);
+  for (int rows = 1; rows < shape.loader_warps; ++rows) {
+    const double most = std::max(cycles(true, rows), cycles(false, shape.loader_warps - rows));
+    if (most >= 0.95 * least) continue;
+    least = most;
+    shape.row_warps = rows;
+    shape.column_warps = shape.loader_warps - rows;
+  }
 }
 
 int blocks_by_shared(const ReduceShape& shape, const DeviceProperties& device) {
@@ -139,11 +162,11 @@ int blocks_by_shared(const ReduceShape& shape, const DeviceProperties& device) {
 
 // Adds stages while the blocks still fit: of copied lines first, then of cells.
 void add_stages(ReduceShape& shape, const DeviceProperties& device) {
-  constexpr int kMostStages = 4;
+  const int most_stages = shape.packed ? 6 : 4;
   for (bool grown = true; grown;) {
     grown = false;
     for (int ReduceShape::* stages : {&ReduceShape::raw_stages, &ReduceShape::stages}) {
-      if (shape.*stages == kMostStages) continue;
+      if (shape.*stages == most_stages || (shape.packed && stages == &ReduceShape::raw_stages)) continue;
       ++(shape.*stages);
       if (blocks_by_shared(shape, device) >= shape.blocks_per_multiprocessor) {
         grown = true;
@@ -157,13 +180,13 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
 // Warps that only load: all threads start with the same registers; where teams need more, those that load give up what
 // they don't need.
 bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
-  constexpr int kLoaderRegisters = 88;
+  const int loader_registers = shape.packed ? 40 : 88;
   constexpr int kRingRegisters = 8;  // of a team, for its way around the stages
   constexpr int kSpare = 16;         // that all threads should have left where registers don't change hands
   const int registers = reduce_registers(shape) + kRingRegisters;
   const int team_threads = 32 * shape.team_warps();
   const int loader_threads = 32 * shape.loader_warps;
-  shape.loader_registers = kLoaderRegisters;
+  shape.loader_registers = loader_registers;
   for (int blocks = std::min({blocks_by_shared(shape, device), most_threads / shape.threads(), 4}); blocks >= 1;
        --blocks) {
     // Four schedulers share the registers, and the warps of a block go around among them.
@@ -191,7 +214,12 @@ bool complete(ReduceShape& shape, const DeviceProperties& device) {
   // What a descriptor can say.
   if (shape.warpgroup && shape.place_step(2) * shape.team_columns >= 1 << 14) return false;
   const int most_threads = (device.arch == 80 || device.arch >= 90) && device.arch != 120 ? 2048 : 1536;
-  if (shape.loader_warps > 0) return complete_divided(shape, device, most_threads);
+  if (shape.loader_warps > 0) {
+    shape.row_lanes = shape.column_lanes = 32;  // of threads that load; here there are none
+    shape.most_cells = 8;
+    return complete_divided(shape, device, most_threads);
+  }
+  if (shape.splits()) return false;
   shape.row_lanes = lanes_of(shape.rows_channels_last, true, shape.row_vector, shape.row_units(), shape.loaded_rows());
   shape.column_lanes = lanes_of(shape.columns_channels_last, shape.team_columns % 2 == 1, shape.column_vector,
                                 shape.column_units(), shape.loaded_columns());
@@ -216,6 +244,7 @@ bool fit_to_device(ReduceShape& shape, const Reduction& reduction, const DeviceP
   } else if (device.arch < 90 || !options.aligned || !set_copies(shape, reduction)) {
     return false;
   }
+  share_out(shape);
   shape.most_lead = most_lead(shape, reduction);
   return offsets_fit(shape, reduction) && complete(shape, device);
 }

@@ -22,18 +22,17 @@ void keep_unique(std::vector<int>& values) {
   values.erase(std::unique(values.begin(), values.end()), values.end());
 }
 
-// Few channels in a group are multiplied in fp32, as in the forward direction, where they cost no more.
+// Where TF32 is allowed it is taken for groups of any size: fp32 out of TF32 costs three products and more.
 TileMath math_of(const Problem& problem) {
   switch (problem.dtype) {
     case DType::f16: return TileMath::f16;
     case DType::bf16: return TileMath::bf16;
     default: break;
   }
-  const bool few = problem.groups > 1 && problem.in_channels_per_group() < 16;
-  return problem.precision == Precision::tf32 && !few ? TileMath::tf32 : TileMath::fp32x3;
+  return problem.precision == Precision::tf32 ? TileMath::tf32 : TileMath::fp32x3;
 }
 
-ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const DeviceProperties& device) {
+ReduceShape base_shape(const Problem& problem, const Reduction& reduction) {
   ReduceShape shape{};
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));
@@ -49,9 +48,14 @@ ReduceShape base_shape(const Problem& problem, const Reduction& reduction, const
   shape.columns_channels_last = channels_last(reduction.column_strides);
   shape.row_vector = shape.column_vector = shape.row_copy = shape.column_copy = 1;
   shape.columns_first = reduction.weight_strides[2] == 1;
-  // Tiles of 64 rows that are mostly empty are better cut into tiles of 16.
-  shape.warpgroup = device.arch == 90 && device.has_wgmma && shape.math != TileMath::fp32x3 && reduction.rows >= 24;
   return shape;
+}
+
+// Teams of four warps or, where none can be built, of one. Tiles of 64 rows that are mostly empty are better cut into
+// tiles of 16; threads that load and multiply in turns are not made for fp32 out of TF32 by warpgroups.
+std::vector<bool> warpgroup_choices(const ReduceShape& base, const DeviceProperties& device) {
+  if (device.arch != 90 || !device.has_wgmma || base.rows < 24) return {false};
+  return base.math == TileMath::fp32x3 ? std::vector<bool>{true, false} : std::vector<bool>{true};
 }
 
 // A block's taps and how many of them a product takes.
@@ -262,16 +266,37 @@ void add_parts(std::vector<ReduceCandidate>& candidates, const ReduceShape& shap
       continue;
     }
     params.parts = parts;
-    if (parts > 1 && reduce_part_bytes(shape, params) * static_cast<std::size_t>(parts) > kMostWorkspace) continue;
+    if (reduce_workspace_bytes(candidate.shape, params) > kMostWorkspace) continue;
     candidate.expected_seconds = reduce_seconds(candidate.shape, params, problem, reduction, device);
     candidates.push_back(candidate);
   }
 }
 
+// Warps that only load, and whether the tensors are packed before.
+struct LoadChoice {
+  int warps;
+  bool packed;
+};
+
+std::vector<LoadChoice> load_choices(const ReduceShape& shape, bool packs) {
+  // Products of single warps take as long as the loads, and longer where half of their rows are empty.
+  if (!shape.warpgroup)
+    return shape.rows < 16 ? std::vector<LoadChoice>{{0, false}} : std::vector<LoadChoice>{{0, false}, {4, false}};
+  std::vector<LoadChoice> choices = {{0, false}, {4, false}, {8, false}};
+  if (packs) choices.push_back({4, true});
+  return choices;
+}
+
 void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& problem, const Reduction& reduction,
-                    const DeviceProperties& device, const ReduceOptions& options) {
-  const ReduceShape base = base_shape(problem, reduction, device);
+                    bool warpgroup, const DeviceProperties& device, const ReduceOptions& options) {
+  ReduceShape base = base_shape(problem, reduction);
+  base.warpgroup = warpgroup;
   const std::vector<PixelTile> tiles = pixel_tiles(problem, reduction, base);
+  const auto bytes =
+      static_cast<std::size_t>(element_count(problem.input_sizes()) + element_count(problem.output_sizes())) *
+      static_cast<std::size_t>(base.element_bytes);
+  const bool packs =
+      !device.any_batch && base.math != TileMath::fp32x3 && bytes >= options.least_packed && bytes <= kMostWorkspace;
   for (const TapChoice& taps : tap_choices(base)) {
     ReduceShape shape = base;
     if (!set_taps(shape, taps)) continue;
@@ -291,14 +316,13 @@ void add_candidates(std::vector<ReduceCandidate>& candidates, const Problem& pro
         shape.team_runs = static_cast<int>(ceil_div(shape.runs(), teams.run_teams));
         if (shape.team_runs * (teams.run_teams - 1) >= shape.runs()) continue;
         const int sums = 4 * shape.row_tiles * shape.team_runs * shape.column_tiles();
-        if (sums > (shape.warpgroup ? 160 : shape.math == TileMath::tf32 ? 120 : 96)) continue;
+        if (sums > (shape.splits() ? 80 : shape.warpgroup ? 160 : shape.math == TileMath::tf32 ? 120 : 96)) continue;
         for (const PixelTile& box : boxes) {
           std::copy(box.split.begin(), box.split.end(), std::begin(shape.split));
           std::copy(box.tile.begin(), box.tile.end(), std::begin(shape.tile));
-          for (const int loaders : {0, 4, 8}) {
-            // Products of single warps take as long as the loads, and longer where half of their rows are empty.
-            if (!shape.warpgroup && (loaders == 8 || (loaders > 0 && shape.rows < 16))) continue;
-            shape.loader_warps = loaders;
+          for (const LoadChoice& loads : load_choices(base, packs)) {
+            shape.loader_warps = loads.warps;
+            shape.packed = loads.packed;
             if (fit_to_device(shape, reduction, device, options)) {
               add_parts(candidates, shape, problem, reduction, device);
             }
@@ -344,7 +368,11 @@ std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const Dev
   std::vector<ReduceCandidate> candidates;
   for (const bool swapped : {false, true}) {
     const auto reduction = reduction_of(problem, swapped);
-    if (reduction) add_candidates(candidates, problem, *reduction, device, options);
+    if (!reduction) continue;
+    const std::size_t before = candidates.size();
+    for (const bool warpgroup : warpgroup_choices(base_shape(problem, *reduction), device)) {
+      if (candidates.size() == before) add_candidates(candidates, problem, *reduction, warpgroup, device, options);
+    }
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const ReduceCandidate& a, const ReduceCandidate& b) {
     return a.expected_seconds < b.expected_seconds;

@@ -35,6 +35,7 @@ std::string initialiser(const TileShape& s) {
   text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
   text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
+          number(s.line_axis) + text_of(s.stays) + ", " + number(s.most_blocks) + number(s.store_vector) +
           number(s.row_tiles) + number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
@@ -74,8 +75,7 @@ std::string back_tables(const TileShape& shape) {
   std::string cells;
   std::string rows;
   for (int index = 0; index < shape.all_backs(); ++index) {
-    const int back[3] = {index / (shape.axis_backs(2) * shape.axis_backs(1)),
-                         index / shape.axis_backs(2) % shape.axis_backs(1), index % shape.axis_backs(2)};
+    const int back[3] = {shape.back_along(0, index), shape.back_along(1, index), shape.back_along(2, index)};
     int position = 0;
     int plane = 0;
     for (int a = 0; a < 3; ++a) {
@@ -103,6 +103,7 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       "#define kClusterAttribute " +
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
+    source.config += std::string("#define kStoresVectors ") + (shape.store_vector > 0 ? "1" : "0") + "\n";
     source.config += wgmma_from_registers(shape.math, shape.row_unit);
   } else if (shape.warpgroup) {
     source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
@@ -144,7 +145,7 @@ class TileKernel final : public Kernel {
     params_ = params_of(problem);
     // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
     // of blocks only.
-    overlaps_pack_ = shape_.packed && ((shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
+    overlaps_pack_ = shape_.packed && (shape_.stays || (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
                                        blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
     pack_grid_ = {
         .grid_x = static_cast<unsigned>(shape_.channel_chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
@@ -156,15 +157,17 @@ class TileKernel final : public Kernel {
   void run(const Buffers& buffers, const Execution& execution) const override {
     if (blocks_ == 0) return;
     const void* const input = shape_.gradient ? buffers.output : buffers.input;
-    if (shape_.wide_input && reinterpret_cast<std::uintptr_t>(input) % 16 != 0) {
-      if (unaligned_ == nullptr) throw Error("the input of this layout must be aligned to 16 bytes");
+    void* const output = shape_.gradient ? buffers.input : buffers.output;
+    const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
+    if ((shape_.wide_input && misses(input)) || (shape_.store_vector > 1 && misses(output))) {
+      if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
       return unaligned_->run(buffers, execution);
     }
     TileParams params = params_;
     params.input = input;
     params.weight = buffers.weight;
     params.bias = buffers.bias;
-    params.output = shape_.gradient ? buffers.input : buffers.output;
+    params.output = output;
     const bool packs = pack_.has_value() && !buffers.weights_kept;
     if (packs) {
       void* packed = buffers.workspace;
@@ -174,7 +177,7 @@ class TileKernel final : public Kernel {
     if (pack_) params.weight = buffers.workspace;
     void* arguments[] = {&params};
     kernel_.launch(device_,
-                   {.grid_x = static_cast<unsigned>(blocks_),
+                   {.grid_x = static_cast<unsigned>(std::min<long long>(blocks_, shape_.most_blocks)),
                     .block = static_cast<unsigned>(shape_.threads()),
                     .overlaps_previous = packs && overlaps_pack_},
                    arguments, execution.stream);
@@ -274,8 +277,8 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
-  if (candidate.shape.wide_input) {
-    const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned_input = false});
+  if (candidate.shape.wide_input || candidate.shape.store_vector > 1) {
+    const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }
   const auto kernel = std::make_shared<const TileKernel>(problem, device, candidate, std::move(unaligned));

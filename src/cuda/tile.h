@@ -23,7 +23,7 @@ struct TileCandidate {
 std::string why_no_tile(const Problem& problem, const DeviceProperties& device);
 
 struct TileOptions {
-  bool aligned_input = true;  // the input's address allows 16-byte loads, if its strides do
+  bool aligned = true;  // the addresses allow 16-byte loads and stores, if the strides do
 };
 
 // All cuts worth considering, best first; empty when none fits the device. Whatever can change a result's bits (the

@@ -43,8 +43,6 @@ long long tile_blocks(const TileShape& shape, const Problem& problem) {
 
 unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
   if (shape.gradient) return (1U << ceil_div(shape.block_channels, shape.tile_rows())) - 1;
-  const int back[3] = {back_index / (shape.backs[2] * shape.backs[1]), back_index / shape.backs[2] % shape.backs[1],
-                       back_index % shape.backs[2]};
   unsigned tiles = 0;
   for (int slot = 0; slot < shape.all_slots(); ++slot) {
     const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
@@ -52,7 +50,7 @@ unsigned row_tiles_with_tap(const TileShape& shape, int back_index) {
     bool tap = true;
     for (int a = 0; a < kSpatialAxes; ++a) {
       if (shape.span[a] < shape.stride[a]) continue;  // differs from block to block: multiplied by stored zeros
-      tap = tap && shape.has_tap(a, shape.residue_of(a, slots[a]), back[a]);
+      tap = tap && shape.has_tap(a, shape.residue_of(a, slots[a]), shape.back_along(a, back_index));
     }
     if (!tap) continue;
     const int first = slot * shape.block_channels / shape.tile_rows();

@@ -47,9 +47,6 @@ bool every_phase_has_every_tap(const TileShape& shape) {
   return true;
 }
 
-namespace {
-
-// Lengths into which `whole` may be cut, none above `most`: even cuts and round numbers.
 std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
   most = std::max<std::int64_t>(std::min(whole, most), 1);
   std::vector<int> lengths;
@@ -61,8 +58,6 @@ std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   return lengths;
 }
-
-}  // namespace
 
 std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
   const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(problem, 0),

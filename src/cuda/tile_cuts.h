@@ -23,6 +23,9 @@ bool set_span(TileShape& shape, const Axis& axis, int a, int span);
 // Whether each phase of a block has a tap at each distance, so that no product can be left out.
 bool every_phase_has_every_tap(const TileShape& shape);
 
+// Lengths into which `whole` may be cut, none above `most`: even cuts and round numbers.
+std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most);
+
 // Boxes of cells that fill at most `columns` columns of the shape's teams: samples, depth, height, width.
 using CellTile = std::array<int, 4>;
 std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns);

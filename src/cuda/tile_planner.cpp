@@ -23,6 +23,8 @@ TileMath math_of(const Problem& problem) {
 // What every candidate of a problem shares.
 TileShape base_shape(const Problem& problem) {
   TileShape shape{};
+  shape.line_axis = -1;
+  shape.most_blocks = static_cast<int>(kIntMax);
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));
   shape.gradient = problem.direction == Direction::grad_input;
@@ -296,7 +298,7 @@ namespace {
 std::vector<TileCandidate> sorted_candidates(const Problem& problem, const DeviceProperties& device,
                                              const TileOptions& options) {
   TileShape base = base_shape(problem);
-  base.wide_input = base.wide_input && options.aligned_input;
+  base.wide_input = base.wide_input && options.aligned;
   base.warpgroup = prefers_warpgroups(problem, device, base);
   if (base.gradient && !set_planes(problem, base)) return {};
   set_depth(problem, base);
@@ -340,7 +342,7 @@ std::vector<TileCandidate> sorted_candidates(const Problem& problem, const Devic
       }
     }
   }
-  add_streams(problem, device, base, options.aligned_input, candidates);
+  add_streams(problem, device, base, options.aligned, candidates);
   std::stable_sort(candidates.begin(), candidates.end(), [](const TileCandidate& a, const TileCandidate& b) {
     return a.expected_seconds < b.expected_seconds;
   });

@@ -6,6 +6,34 @@
 
 namespace tconv::cuda {
 
+namespace {
+
+constexpr int kSectorBytes = 32;
+
+double row_bytes(const TileShape& shape) {
+  return static_cast<double>(shape.tile[3]) * shape.span[2] * shape.element_bytes;
+}
+
+// Bytes of the sectors at both ends of the rows that blocks store.
+double row_end_bytes(const TileShape& shape, const Problem& problem) {
+  if (shape.output_channels_last) return 0;
+  const auto outputs =
+      static_cast<double>(element_count(shape.gradient ? problem.input_sizes() : problem.output_sizes()));
+  return outputs * shape.element_bytes * 2 * kSectorBytes / row_bytes(shape);
+}
+
+// Whether two blocks write those sectors in parts, each of which costs a read besides.
+bool tears_sectors(const TileShape& shape, const Problem& problem) {
+  const Axis& width = problem.axes[2];
+  const std::int64_t outputs = shape.gradient ? width.input : width.output();
+  if (outputs * shape.element_bytes % kSectorBytes != 0) return true;
+  const bool begins_inside =
+      !shape.gradient && width.pad_begin % width.stride * shape.element_bytes % kSectorBytes != 0;
+  return shape.tile[3] < tile_cells(problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
+}
+
+}  // namespace
+
 // Like tile_seconds, for blocks whose warps have roles. What bounds them is the way of a team from fragments to
 // products, the traffic, or one copy after the other.
 double stream_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device) {
@@ -16,31 +44,32 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double chunks = shape.block_chunks();
   const double steps = chunks * shape.slabs / 2;
   const double cell_tiles = shape.column_tiles / 8.0 * shape.column_teams;
-  double rows = 0;  // over all distances
+  double rows = 0;  // over all distances; a product of fewer than 32 takes as long
   for (int back = 0; back < shape.all_backs(); ++back)
-    rows += std::popcount(row_tiles_with_tap(shape, back)) * shape.row_unit;
+    rows += std::popcount(row_tiles_with_tap(shape, back)) * std::max(shape.row_unit, 32);
   const double products = steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
-  const double items = steps * shape.all_backs();
+  const double items = steps * shape.all_backs() / shape.line_backs();
   const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows();
-  const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.19) * (on_all_banks ? 1.0 : 2.1);
+  const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.08) * (on_all_banks ? 1.0 : 1.53);
   const double words = shape.element_bytes == 2 && !shape.input_channels_last ? 2 : 1;
-  const double fragments = items * cell_tiles * 16 * conflicts * words;
-  const double multiply = 0.63 * products + 2.1 * fragments + 6.5 * chunks * shape.column_teams;
-  const double copies = 0.64 * chunks * (shape.input_channels_last ? 1 : shape.chunk_channels()) * shape.copy_places();
+  const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
+  const double multiply = 0.55 * products + 1.69 * fragments + 3 * chunks * shape.column_teams;
+  const double copies = 0.32 * chunks * (shape.input_channels_last ? 1 : shape.chunk_channels()) * shape.copy_places();
 
   const double input_bytes = chunks * shape.input_stage_bytes();
   const double weight_bytes = chunks * shape.all_backs() * shape.slabs * shape.rows() * 16;
+  const double traffic = (input_bytes + weight_bytes) / 64;
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
-  const double gaps = static_cast<double>(shape.output_step(2)) / shape.span[2];
-  const double row_bytes = static_cast<double>(shape.tile[3]) * shape.span[2] * shape.element_bytes;
-  const double output_sectors = shape.output_channels_last ? 1.0 : (1 + 19.0 / row_bytes) * std::min(gaps, 8.0);
-  const double traffic = (input_bytes + weight_bytes + 2.4 * outputs * shape.element_bytes * output_sectors) / 52;
-  const double epilogue = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0115;
+  const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0218;
+  // A block alone on its multiprocessor has nobody who multiplies while it stores.
+  const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
+  const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
+  const double epilogue = shape.store_vector > 0 ? 0.75 * stored : stored + 337 * turns;
   const double main = std::max(multiply, copies);
-  const double busy = std::max(main, traffic) + 0.06 * std::min(main, traffic) + epilogue;
+  const double busy = std::max(main, traffic) + 0.27 * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
-  const double latency = 3900 + items * 167 + 0.52 * (products + fragments) / shape.column_teams + 1.8 * epilogue +
-                         (shape.depth_blocks > 1 ? 8500 : 0);
+  const double latency = (shape.stays ? 385 : 180) + items * 137 + 1.32 * (products + fragments) / shape.column_teams +
+                         0.42 * epilogue + (shape.depth_blocks > 1 ? 9400 : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);
@@ -53,12 +82,17 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double packing = 6.5e-6 + 2 * packed_bytes / 1.48e12;
+  const double packing = 3.2e-6 + 2 * packed_bytes / 1.47e12;
+  // Of short rows the memory has a little more work, of torn sectors much more.
+  const double ends = row_end_bytes(shape, problem);
+  const double torn = tears_sectors(shape, problem) ? ends : 0;
+  const double transfer = 1.23 * (bytes + 4.4 * torn + 0.18 * ends) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
-  const double preference = (whole_rows ? 0.98 : 1.0) * (strided || shape.all_backs() == 1 ? 0.88 : 1.02);
-  return (std::max(cycles / clock, 1.29 * bytes / device.bandwidth) + 3e-6 + packing) * preference;
+  const double preference = strided || shape.all_backs() == 1 || shape.line_axis >= 0 ? 0.80 : 0.85;
+  const double split = whole_rows ? 1.0 : 1.05;
+  return (std::max(cycles / clock + 0.08 * ends / device.bandwidth, transfer) * split + 5.4e-6 + packing) * preference;
 }
 
 }  // namespace tconv::cuda

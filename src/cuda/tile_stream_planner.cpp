@@ -33,6 +33,70 @@ int lead_of(const Problem& problem, const TileShape& shape) {
   return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
 }
 
+// The axis whose distances are taken together: one besides the width, where neighbouring cells read neighbouring
+// inputs. It sets the order of the sums, so it is the same for all cuts of a problem.
+int line_axis_of(const TileShape& shape) {
+  constexpr int kMostLine = 8;
+  for (const int a : {1, 0}) {
+    if (shape.input_step(a) == 1 && shape.axis_backs(a) > 1 && shape.axis_backs(a) <= kMostLine) return a;
+  }
+  return -1;
+}
+
+// Boxes of at most 64 cells and length one along the line's axis, for teams whose tiles are stacked along it.
+std::vector<CellTile> stacked_planes(const Problem& problem, int line_axis) {
+  const int across = 2 - line_axis;  // the dimension of the tile besides samples, width and the line's
+  const std::int64_t others = tile_cells(problem, across - 1);
+  const std::int64_t width = tile_cells(problem, 2);
+  std::vector<CellTile> planes;
+  for (const int w : cut_lengths(width, 64)) {
+    if (w < std::min<std::int64_t>(width, 16)) continue;
+    CellTile plane = {1, 1, 1, w};
+    plane[across] = static_cast<int>(std::min<std::int64_t>(others, 64 / w));
+    if (w == width && plane[across] == others)
+      plane[0] = static_cast<int>(std::min<std::int64_t>(problem.batch, 64 / (w * others)));
+    planes.push_back(plane);
+  }
+  return planes;
+}
+
+// Tiles of 64 cells of a team, teams.
+struct CellTeams {
+  int tiles;
+  int teams;
+};
+
+std::vector<CellTeams> cell_teams(const TileShape& shape) {
+  if (shape.line_axis < 0) return {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {2, 3}, {1, 4}};
+  std::vector<CellTeams> choices = {{1, 1}, {1, 2}, {1, 3}, {1, 4}};
+  // Stacked tiles share fragments only where the line's cells are one step apart.
+  const int step = shape.gradient ? shape.dilation[shape.line_axis] : shape.back_step[shape.line_axis];
+  for (const int tiles : {2, 3, 4, 5, 6, 8}) {
+    for (const int teams : {1, 2, 3, 4}) {
+      if (step == 1) choices.push_back({tiles, teams});
+    }
+  }
+  return choices;
+}
+
+// How many neighbouring outputs a thread can store at once; 0: they must meet in shared memory.
+int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
+  const Strides& strides = tile_output_strides(problem);
+  const Axis& width = problem.axes[2];
+  const int vector = shape.output_step(2);
+  if (!aligned || !shape.stays || shape.element_bytes != 4 || strides[4] != 1 || (vector != 2 && vector != 4)) return 0;
+  if (shape.span[2] != vector || shape.block_channels % 8 != 0) return 0;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.slots[a] != shape.span[a]) return 0;  // outputs without a tap are no sums
+  }
+  // A sector that two warps write in parts costs a read, too: rows of the tensor and of a block begin with whole ones.
+  constexpr int kSector = 8;
+  bool fits = width.output() % kSector == 0 && width.pad_begin % kSector == 0;
+  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % kSector == 0;
+  fits = fits && (shape.tile[3] * vector % kSector == 0 || shape.tile[3] >= tile_cells(problem, 2));
+  return fits ? vector : 0;
+}
+
 constexpr int kLeastRegisters = 64;  // at a kernel's start
 constexpr int kMostCopyPlaces = 6;   // of a thread that loads, in registers
 
@@ -46,19 +110,27 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   shape.row_tiles = apart ? shape.all_slots() : 1;
   shape.row_teams = 1;
   const int sums = shape.rows() / 2 * shape.column_tiles / 8;
-  const int needed = sums + 8 * (shape.column_tiles / 8) + (shape.element_bytes == 2 ? 40 : 28);
+  const int needed = sums + 8 * shape.line_fragments() + (shape.element_bytes == 2 ? 40 : 32);
   for (const int blocks : {3, 2, 1}) {
+    if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
     shape.blocks_per_multiprocessor = blocks;
     const int at_start = shape.registers_at_start();
     // One product must fit what all threads start with.
     if (at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
+    // Staging in many turns beside the rings costs more than blocks that come and go.
+    constexpr int kMostTurns = 2;
+    if (shape.store_vector == 0) {
+      shape.stays = shape.depth_blocks == 1;
+      shape.stays = shape.stays && shape.block_channels <= kMostTurns * shape.turn_channels();
+    }
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
-    const int per_back = shape.slabs * shape.rows() * 16;
+    const int per_line = shape.line_backs() * shape.slabs * shape.rows() * 16;
     const int most = (blocks == 1 ? 32 : 16) * 1024;
-    shape.stage_backs = std::clamp(most / per_back, 1, shape.all_backs());
-    shape.stage_backs = static_cast<int>(ceil_div(shape.all_backs(), ceil_div(shape.all_backs(), shape.stage_backs)));
+    const int lines = shape.all_backs() / shape.line_backs();
+    const int stage_lines = std::clamp(most / per_line, 1, lines);
+    shape.stage_backs = static_cast<int>(ceil_div(lines, ceil_div(lines, stage_lines))) * shape.line_backs();
     shape.input_ring = std::min(2, shape.block_chunks());
     shape.weight_ring = 2;
     if (shape.shared_bytes() > room) continue;
@@ -91,6 +163,15 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   base.depth_teams = 1;
   // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
   if (base.chunks() % base.depth_blocks != 0) return;
+  base.line_axis = line_axis_of(base);
+  const std::vector<CellTile> planes =
+      base.line_axis < 0 ? std::vector<CellTile>{} : stacked_planes(problem, base.line_axis);
+  const auto stacked = [&](const TileShape& shape) {
+    std::vector<CellTile> stacks = planes;
+    const int height = shape.column_tiles / 8 * shape.column_teams;
+    for (CellTile& tile : stacks) tile[1 + base.line_axis] = height;
+    return height < tile_cells(problem, base.line_axis) + shape.column_tiles / 8 ? stacks : std::vector<CellTile>{};
+  };
   std::map<int, std::vector<CellTile>> tiles_of;
   for (const auto& span : span_choices(base)) {
     TileShape shape = base;
@@ -106,17 +187,22 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
       if (used < 12 || used > 256 || (used < 64 && channels < base.out_channels)) continue;
       if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
       shape.block_channels = channels;
-      for (const auto& [tiles, teams] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {2, 3}, {1, 4}}) {
+      for (const auto& [tiles, teams] : cell_teams(base)) {
         shape.column_tiles = 8 * tiles;
         shape.column_teams = teams;
-        auto [found, is_new] = tiles_of.try_emplace(shape.columns());
-        if (is_new) found->second = cell_tiles(problem, shape, shape.columns());
+        const bool stacks = shape.stacks_tiles();
+        auto [found, is_new] = tiles_of.try_emplace(stacks ? -tiles * 8 - teams : shape.columns());
+        if (is_new) found->second = stacks ? stacked(shape) : cell_tiles(problem, shape, shape.columns());
         for (const CellTile& cells : found->second) {
           std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
           if (shape.cells() * 2 <= shape.columns() && shape.columns() > 64) continue;
           shape.lead = lead_of(problem, shape);
+          shape.stays = shape.depth_blocks == 1;
+          shape.store_vector = store_vector_of(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;
+          shape.most_blocks =
+              static_cast<int>(shape.stays ? device.multiprocessors * shape.blocks_per_multiprocessor : kIntMax);
           TileCandidate candidate;
           candidate.shape = shape;
           candidate.blocks = tile_blocks(shape, problem);

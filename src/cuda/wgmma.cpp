@@ -7,7 +7,7 @@ namespace {
 // what the function takes and hands over for it.
 std::string function(TileMath math, int columns, const char* name, const std::string& a, int a_operands,
                      const char* declared, const char* passed, const char* transposes) {
-  const bool tf32 = math == TileMath::tf32;
+  const bool tf32 = math == TileMath::tf32 || math == TileMath::fp32x3;
   const char* type = tf32 ? "tf32" : math == TileMath::f16 ? "f16" : "bf16";
   std::string registers;
   std::string operands;

@@ -101,6 +101,34 @@ TEST_F(EmulatedReduce, WarpsThatOnlyLoad) {
   }
   EXPECT_GE(checked, 14);
 }
+// Cuts that pack both tensors before they are multiplied.
+TEST_F(EmulatedReduce, PackedAhead) {
+  const std::vector<Problem> all = shapes();
+  std::vector<Problem> problems;
+  for (const std::size_t i : {0U, 2U, 3U, 6U, 9U, 12U, 16U}) problems.push_back(all[i]);
+  problems.push_back(gradient(all[3], DType::bf16));  // rows of odd length
+  problems.push_back(gradient(make(2, 80, 96, 2, {axis(6, 3, 2, 1), axis(8, 4, 2, 1)}), DType::f16));
+  for (const std::size_t i : {0U, 8U}) {
+    Problem problem = problems[i];
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    problems.push_back(problem);
+  }
+  const DeviceProperties device = test::gpu(90);
+  for (const Problem& problem : problems) {
+    SCOPED_TRACE(to_string(problem));
+    std::vector<ReduceCandidate> packed;
+    for (const ReduceCandidate& candidate : reduce_candidates(problem, device, {.least_packed = 0})) {
+      if (candidate.shape.packed) packed.push_back(candidate);
+    }
+    if (packed.empty()) continue;
+    const auto any = static_cast<std::size_t>(random.between(0, static_cast<int>(packed.size()) - 1));
+    const test::EmulatedCase data(problem, random);
+    EXPECT_EQ(data.fails(propose_reduce(problem, device, packed[checked % 2 == 0 ? 0 : any])), "");
+    ++checked;
+  }
+  EXPECT_GE(checked, 9);
+}
 TEST_F(EmulatedReduce, StrictPrecision) {
   for (const std::size_t i : {1U, 10U}) check(gradient(shapes()[i], DType::f32, Precision::strict), 90);
 }

@@ -82,19 +82,20 @@ TEST(TilePlanner, CutsFitTheDeviceAndCoverTheProblem) {
           ASSERT_LE(shape.blocks_per_multiprocessor * shared, device.shared_bytes_per_multiprocessor);
           ASSERT_LE(64 * shape.threads() * shape.blocks_per_multiprocessor, 65536);
           ASSERT_EQ(shape.row_unit % 8, 0);
+          if (!shape.stays) ASSERT_LE(candidate.blocks, shape.most_blocks);
           ASSERT_LE(shape.row_unit, 256);
         } else {
           ASSERT_LE(shape.threads() * tile_registers(shape), 65536);
         }
         ASSERT_LE(shape.needed_columns(), shape.columns());
         ASSERT_LE(shape.all_slots() * shape.block_channels, shape.rows());
-        ASSERT_EQ(shape.block_channels % shape.pass_channels(), 0);
+        ASSERT_EQ(shape.block_channels % shape.turn_channels(), 0);
         ASSERT_EQ(shape.chunks() % shape.depth_blocks, 0);
         ASSERT_EQ(candidate.blocks, tile_blocks(shape, problem));
         ASSERT_EQ(candidate.blocks % shape.depth_blocks, 0);
         if (shape.warpgroup) {
           ASSERT_EQ(device.arch, 90);
-          ASSERT_LE(8 * shape.column_tiles, 256);
+          if (!shape.streams) ASSERT_LE(8 * shape.column_tiles, 256);
         }
       }
     }

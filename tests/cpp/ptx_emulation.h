@@ -175,6 +175,7 @@ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) 
   std::memcpy(out, emulation::place(shared, kBytes), kBytes);
 }
 inline void store_16(unsigned shared, const Cell& cell) { std::memcpy(emulation::place(shared, 16), &cell, 16); }
+inline void store_shared_half(unsigned shared, unsigned bits) { std::memcpy(emulation::place(shared, 2), &bits, 2); }
 
 inline float load_from_block(unsigned address, int rank) {
   float value;

@@ -45,6 +45,16 @@ class KernelExecResult(BaseModel):
 
 asked = []
 
+class timing:
+    @staticmethod
+    def measure_ref_program_time(name, source, num_trials, device):
+        print("noise")
+        model = {}
+        exec(source, model)
+        model["Model"](*model["get_init_inputs"]())
+        kinds = {type(layer).__module__ for layer in model["Model"](3).children()}
+        return {"mean": 2.5, "kinds": kinds} if kinds == {"tconv.modules"} else None
+
 def eval_kernel_against_ref(original, custom, **options):
     asked.append((original, custom, options))
     print("noise")
@@ -52,7 +62,14 @@ def eval_kernel_against_ref(original, custom, **options):
         return KernelExecResult(compiled=True, metadata={"correctness_issue": "Output mismatch", "device": "0"})
     if len(asked) == 3:
         raise RuntimeError("out of memory")
-    return KernelExecResult(compiled=True, correctness=True, runtime=2.0, ref_runtime=5.0)
+    flag = {"excessive_speedup": True}
+    return KernelExecResult(compiled=True, correctness=True, runtime=2.0, ref_runtime=5.0, metadata=flag)
+"""
+
+CHECKER = """
+def validate_kernel_static(code, backend, precision):
+    assert (backend, precision) == ("cuda", "fp32")
+    return False, ["has a class"] if "class ModelNew" in code else [], ["a warning"]
 """
 
 
@@ -67,6 +84,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "eval.py").write_text(EVALUATION)
+    (package / "kernel_static_checker.py").write_text(CHECKER)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
@@ -95,10 +113,36 @@ def test_its_evaluation_judges_exported_files(checkout: Path, capsys: pytest.Cap
     assert "WRONG" in shown
     assert "69: correctness_issue: Output mismatch" in shown
     assert "81: RuntimeError: out of memory" in shown
+    assert "65: its static checker says: has a class\n" in shown
+    assert "flagged by KernelBench as more than ten times faster, to be looked at: 65" in shown
     assert "1 of 3 correct, 1 faster than PyTorch" in shown
     written = json.loads(output.read_text())
     assert [verdict["correct"] for verdict in written["verdicts"]] == [True, False, False]
     assert written["verdicts"][0]["speedup"] == 2.5
+
+
+def test_the_library_is_timed_beside(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernelbench", str(checkout), "65", "--library", "--json", "-"]) == 0
+    (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
+    assert verdict["library_milliseconds"] == 2.5
+    assert verdict["library_speedup"] == 2.0
+    sys.modules["kernelbench.eval"].asked.clear()
+    assert main(["kernelbench", str(checkout), "65", "--library"]) == 0
+    shown = capsys.readouterr().out
+    assert "library speed-up" in shown
+    assert "2.50x     2.500    2.00x" in shown
+    assert "noise" not in shown
+
+
+def test_a_problem_that_cannot_be_exported_does_not_stop_the_others(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkout / "KernelBench" / "level1" / "65_conv_transposed_1D_a.py"
+    path.write_text(MODEL.replace("nn.ConvTranspose1d(channels, 2, 3)", "nn.Linear(4, 4)"))
+    assert main(["kernelbench", str(checkout), "65", "69"]) == 1
+    shown = capsys.readouterr().out
+    assert "65: Model has no transposed convolution" in shown
+    assert "1 of 2 correct" in shown
 
 
 def test_problems_are_named_by_number_and_level(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ LAYERS = []  # the layers that kernels were made for
 HOST = ""  # the C++ part
 
 # Copied from here on.
+import contextlib  # noqa: E402
 import functools  # noqa: E402
 import hashlib  # noqa: E402
 import inspect  # noqa: E402
@@ -106,10 +107,9 @@ def compile_set(pieces, gpu):
 
 def tf32_allowed():
     """PyTorch's switch: torch.backends.cudnn.allow_tf32, or the newer one, which knows convolutions apart."""
-    try:
+    with contextlib.suppress(RuntimeError):  # the older switch can't tell what the newer one was set to
         return torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
 class Call:

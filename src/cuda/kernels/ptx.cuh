@@ -112,6 +112,10 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_half(unsigned address, unsigned bits) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(bits)) : "memory");
+}
+
 __device__ __forceinline__ unsigned load_shared_32(unsigned address) {
   unsigned word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");

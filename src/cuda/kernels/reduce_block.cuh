@@ -21,6 +21,7 @@ __device__ __forceinline__ void store_row(const TeamTile& team, int tile, int ha
 // Sums that are parts go to the workspace as they lie.
 __device__ __forceinline__ void store_parts(const ReduceParams& params, const ReduceBlock& block,
                                             const TeamTile& team) {
+  ptx::let_next_kernel_start();
   float* const sums = params.sums + (static_cast<long long>(block.part) * reduce_tiles(params) + block.tile) *
                                         kShape.block_rows() * kShape.block_sums();
 #pragma unroll
@@ -116,7 +117,7 @@ struct Stages {
   __device__ __forceinline__ Stages(const ReduceParams& params, const ReduceBlock& block, unsigned shared_address)
       : shared(shared_address) {
     // Counted in 64 bits: parts times stages may be more than an int holds.
-    const long long all = static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const long long all = reduce_stages(params);
     begin = static_cast<int>(all * block.part / params.parts);
     end = static_cast<int>(all * (block.part + 1) / params.parts);
   }
@@ -178,42 +179,61 @@ struct Ring {
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
-      ptx::init_barrier(barriers + i * 16, kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : kShape.loader_warps);
       ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
     }
     ptx::publish_barriers();
   }
 };
 
-// Copies are under way while the stage before them is arranged.
+// Lines that are arranged make room for copies at once, so that the next stage is always on its way. The first turns
+// only copy.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
                                             Ring ring, int warp) {
-  constexpr int kAhead = kShape.raw_stages - 1;
+  constexpr int kRawStages = kShape.raw_stages;
   StageOrigin origin(params, stages.begin);
   LineLoader loader(params, block, origin, warp, ring.stages + kShape.raw_cell() * 16);
-  int copied = stages.begin;
-  int raw_in = 0;
-  int raw_out = 0;
-  const auto copy_next = [&] {
-    if (copied < stages.end) loader.copy(params, block, origin, raw_in);
+  int slot = 0;
+#pragma unroll 1
+  for (int index = stages.begin - kRawStages; index < stages.end; ++index) {
+    if (index >= stages.begin) {
+      ptx::wait_for_copies<kRawStages - 1>();
+      __syncwarp();
+      ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+      loader.arrange(slot, ring.stage());
+      publish_stage();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+      ring.advance();
+    }
+    if (index + kRawStages < stages.end) loader.copy(params, block, origin, slot);
     ptx::commit_copies();
     loader.advance(params, origin.advance(params));
-    ++copied;
-    raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
-  };
-#pragma unroll 1
-  for (int i = 0; i < ptx::opaque(kAhead); ++i) copy_next();
+    slot = slot + 1 == kRawStages ? 0 : slot + 1;
+  }
+}
+
+// Stages that were packed come whole, by the copy engine; one thread of a warp asks for them.
+__device__ __forceinline__ void fetch_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                             Ring ring) {
+  constexpr int kRowBytes = kShape.row_cells() * 16;
+  constexpr int kColumnBytes = kShape.column_cells() * 16;
+  const long long all = reduce_stages(params);
+  const char* rows =
+      static_cast<const char*>(params.packed_rows) + (row_image(params, block) * all + stages.begin) * kRowBytes;
+  const char* columns = static_cast<const char*>(params.packed_columns) +
+                        (column_image(params, block) * all + stages.begin) * kColumnBytes;
+  ptx::wait_for_previous_kernel();
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
-    ptx::wait_for_copies<kAhead - 1>();
-    __syncwarp();
-    copy_next();
     ptx::wait_barrier(ring.done(), ring.lap ^ 1);
-    loader.arrange(raw_out, ring.stage());
-    publish_stage();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
-    raw_out = raw_out + 1 == kShape.raw_stages ? 0 : raw_out + 1;
+    if (threadIdx.x % 32 == 0) {
+      ptx::expect_bytes(ring.loaded(), kRowBytes + kColumnBytes);
+      ptx::copy_bulk(ring.stage(), rows, kRowBytes, ring.loaded());
+      ptx::copy_bulk(ring.stage() + kRowBytes, columns, kColumnBytes, ring.loaded());
+    }
+    rows += kRowBytes;
+    columns += kColumnBytes;
     ring.advance();
   }
 }
@@ -253,7 +273,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-      load_stages(params, block, stages, ring, warp - kShape.team_warps());
+      if constexpr (kShape.packed) {
+        if (warp == kShape.team_warps()) fetch_stages(params, block, stages, ring);
+      } else {
+        load_stages(params, block, stages, ring, warp - kShape.team_warps());
+      }
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {

@@ -34,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(kFinishThreads)
   tile = (tile * params.tap_blocks[0] + d / kShape.taps[0]) * params.tap_blocks[1] + h / kShape.taps[1];
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
 
+  ptx::wait_for_previous_kernel();
   float total[kTogether] = {};
   if (exists) {
     int at[kTogether];  // among the sums of a part, from the first tap's tile

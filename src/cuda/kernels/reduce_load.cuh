@@ -33,6 +33,19 @@ struct ReduceBlock {
   }
 };
 
+// Which of the packed images of each tensor a block multiplies.
+__device__ __forceinline__ long long row_image(const ReduceParams& params, const ReduceBlock& block) {
+  return block.group * params.row_blocks + block.first_row / kShape.block_rows();
+}
+__device__ __forceinline__ long long column_image(const ReduceParams& params, const ReduceBlock& block) {
+  long long image = block.group * params.column_blocks + block.first_column / kShape.block_columns();
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    image = image * params.tap_blocks[axis] + block.first_tap[axis] / kShape.taps[axis];
+  }
+  return image;
+}
+
 // Elements between the start of a vector and the first that a block's taps read along the width.
 __device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
   constexpr int kUnit = kShape.column_unit();

@@ -22,6 +22,9 @@ struct RawLines {
   constexpr int lines() const { return count[0] * count[1] * count[2]; }
 };
 
+// Warps of a block that packs.
+constexpr int kPackWarps = 4;
+
 struct ReduceShape {
   TileMath math;
   int element_bytes;
@@ -60,9 +63,12 @@ struct ReduceShape {
   int column_lanes;
   int most_cells;    // cells that a thread loads at once
   int loader_warps;  // warps that load and do nothing else; 0: all warps do both
-  int row_copy;      // elements that such a warp copies at once, along the width
+  int row_warps;     // of these, those that share the channels of each tensor: all, or each tensor has its own
+  int column_warps;
+  int row_copy;  // elements that such a warp copies at once, along the width
   int column_copy;
   int raw_stages;      // of its copies
+  bool packed;         // a kernel before has arranged both tensors as the stages of the blocks: they come whole
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
@@ -119,11 +125,14 @@ struct ReduceShape {
   constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
-  constexpr int row_pitch() const { return block_rows() + 1; }
+  constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
   constexpr int team_cells() const { return column_units() * team_columns; }
   constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
   constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
-  constexpr int stage_cells() const { return row_cells() + column_cells(); }
+  // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
+  constexpr bool splits() const { return warpgroup && math == TileMath::fp32x3; }
+  constexpr int plane_cells() const { return row_cells() + column_cells(); }
+  constexpr int stage_cells() const { return plane_cells() * (splits() ? 2 : 1); }
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
   constexpr int spare_cells() const { return run * team_columns + 16; }
@@ -132,7 +141,7 @@ struct ReduceShape {
   constexpr int raw_cell() const { return table_cell() + stages; }
   constexpr int pipeline_bytes() const {
     if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
-    return 16 * raw_cell() + raw_stages * raw_stage_bytes();
+    return 16 * raw_cell() + (packed ? 0 : raw_stages * raw_stage_bytes());
   }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
@@ -177,19 +186,29 @@ struct ReduceShape {
     return lines;
   }
   constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  constexpr bool sides_apart() const { return row_warps + column_warps == loader_warps; }
+  // Warps that share the channels of a block: of the block itself, or of one that packs its stages.
+  constexpr int side_warps(bool of_rows) const { return packed ? kPackWarps : of_rows ? row_warps : column_warps; }
   // A warp that loads has channels of its own.
   constexpr int warp_channels(bool of_rows) const {
     const int channels = of_rows ? loaded_rows() : loaded_columns();
     const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
-    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    const int warps = side_warps(of_rows) == 0 ? 1 : side_warps(of_rows);
     return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
   }
+  // Lanes along the channels when a warp arranges its lines, a power of two; the others go along the units.
+  constexpr int channel_lanes(bool of_rows) const {
+    int lanes = 1;
+    while (lanes < warp_channels(of_rows) && lanes < 32) lanes *= 2;
+    return lanes;
+  }
   // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
-  // apart, those of neighbouring lanes start on different banks.
+  // apart, eight lanes meet no bank twice: those that read the same channel have neighbouring places.
   constexpr int raw_channel_bytes(bool of_rows) const {
     if (channels_last(of_rows)) return element_bytes;
     const RawLines lines = raw_lines(of_rows);
-    return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
+    const int places = channel_lanes(of_rows) < 8 ? 8 / channel_lanes(of_rows) : 1;
+    return ((lines.lines() * lines.pitch * element_bytes + 16 * places - 1) / (16 * places) | 1) * 16 * places;
   }
   constexpr int raw_element_bytes(bool of_rows) const {
     return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
@@ -199,8 +218,13 @@ struct ReduceShape {
     const RawLines lines = raw_lines(of_rows);
     return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
   }
-  constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
-  constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
+  constexpr int raw_stage_bytes() const {
+    return row_warps * raw_side_bytes(true) + column_warps * raw_side_bytes(false);
+  }
+  // Shared memory of a block that packs the stage of one tensor.
+  constexpr int pack_bytes() const {
+    return kPackWarps * (raw_side_bytes(true) > raw_side_bytes(false) ? raw_side_bytes(true) : raw_side_bytes(false));
+  }
 
   // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const {
@@ -257,6 +281,8 @@ struct ReduceShape {
 struct ReduceParams {
   const void* rows;
   const void* columns;
+  void* packed_rows;         // [group][row block][stage] cells, where stages come whole
+  void* packed_columns;      // [group][column block][tap block][stage] cells
   float* sums;               // [part][tile][row][...] where the block's sums are parts
   void* weight;              // else: the result
   long long row_strides[5];  // batch, channel, depth, height, width
@@ -281,6 +307,15 @@ struct ReduceParams {
 constexpr int reduce_tiles(const ReduceParams& params) {
   return params.groups * params.row_blocks * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] *
          params.tap_blocks[2];
+}
+
+constexpr int reduce_row_images(const ReduceParams& params) { return params.groups * params.row_blocks; }
+constexpr int reduce_column_images(const ReduceParams& params) {
+  return params.groups * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] * params.tap_blocks[2];
+}
+// Stages of all parts together.
+constexpr long long reduce_stages(const ReduceParams& params) {
+  return static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
 }
 
 // Threads of a block of the second kernel.

@@ -4,12 +4,6 @@
 
 #include "reduce_load.cuh"
 
-constexpr int power_above(int count) {
-  int power = 1;
-  while (power < count && power < 32) power *= 2;
-  return power;
-}
-
 struct LineTable {
   int at[8];
 };
@@ -64,7 +58,7 @@ struct LineSide {
   static constexpr int kTogether = kChannelLanes * kChannelStep;  // channels that are copied at once
 
   static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
-  static constexpr int kOthers = power_above(kWarpChannels);  // lanes along the channels, at most 32
+  static constexpr int kOthers = kShape.channel_lanes(kOfRows);
   static constexpr int kLanes = 32 / kOthers;
   static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;  // cells arranged at once
   static constexpr int kWords = kShape.vector_words(kLength);
@@ -78,7 +72,8 @@ struct LineSide {
   static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
   static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
   static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
-  static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kKept = kRounds <= 8 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kChecked = 3;                        // rounds written out for stages at a border, too
 
   const Element* base;                     // sample 0, the warp's first channel
   const Element* next;                     // the first element of the stage that is copied next, inside or not
@@ -160,7 +155,7 @@ struct LineSide {
   // Copies the stage that starts at `origin`; what lies outside the tensor becomes zeros.
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        unsigned stage_offset) const {
-    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    if (channels <= 0) return;
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
     bool inside = true;
     constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
@@ -169,42 +164,85 @@ struct LineSide {
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
-#pragma unroll kKept> 0 ? kKept : 1
-    for (int round = 0; round < kRounds; ++round) {
-      const int number = copy_of(round);
-      if (number >= kCopies || copied_channel() >= kTogether) continue;
-      bool wanted = true;
-      if (!inside) {
-        const Position position = position_of(number);
+    if constexpr (kRounds <= kChecked) {
 #pragma unroll
-        for (int dimension = 0; dimension < 4; ++dimension) {
-          const int at = start.begin[dimension] + position.at[dimension];
-          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
-        }
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset[kKept > 0 ? round : 0], stage_offset);
       }
-      const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
-      const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
-      const int line = number / kLineCopies;
-      unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
-                        (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
-      if (channels == kWarpChannels) {
-#pragma unroll kCopyUnroll
-        for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
-          if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
-            ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          }
-          source += step;
-          target += kTogether * kChannelBytes;
+    } else {
+      if (kKept > 0 && inside && channels == kWarpChannels) {
+#pragma unroll
+        for (int round = 0; round < kKept; ++round) {
+          copy_round(params, start, true, round, offset[kKept > 0 ? round : 0], stage_offset);
         }
-      } else {
+        return;
+      }
 #pragma unroll 1
-        for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset_of(params, round), stage_offset);
+      }
+    }
+  }
+
+  // One round of the lane's copies, the first of them at `place` from the stage's first element, in bytes.
+  __device__ __forceinline__ void copy_round(const ReduceParams& params, const StageStart<kOfRows>& start, bool inside,
+                                             int round, unsigned place, unsigned stage_offset) const {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const int number = copy_of(round);
+    if (number >= kCopies || copied_channel() >= kTogether) return;
+    bool wanted = true;
+    if (!inside) {
+      const Position position = position_of(number);
+#pragma unroll
+      for (int dimension = 0; dimension < 4; ++dimension) {
+        const int at = start.begin[dimension] + position.at[dimension];
+        if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
+      }
+    }
+    const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
+    const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
+    const int gaps = kLines.pitch - kLineCopies * kAlong;  // at the ends of lines
+    unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
+                      (number * kAlong + (gaps == 0 ? 0 : number / kLineCopies * gaps)) * kElementBytes;
+    if constexpr (kCopy * kBytes < 4) {
+      copy_halves(target, source, step, wanted);
+    } else if (channels == kWarpChannels) {
+#pragma unroll kCopyUnroll
+      for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
+        if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
           ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          source += step;
-          target += kTogether * kChannelBytes;
+        }
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    } else {
+#pragma unroll 1
+      for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+        ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    }
+  }
+
+  // Elements of two bytes on their own, too short for a copy, pass registers, some at a time.
+  __device__ __forceinline__ void copy_halves(unsigned target, const char* source, long long step, bool wanted) const {
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int channel = copied_channel(); channel < channels; channel += kAtOnce * kTogether) {
+      unsigned words[kAtOnce][1];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::load_if<2>(wanted && channel + i * kTogether < channels, source + i * step, words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (channel + i * kTogether < channels) {
+          ptx::store_shared_half(target + i * kTogether * kChannelBytes, words[i][0]);
         }
       }
+      source += kAtOnce * step;
+      target += kAtOnce * kTogether * kChannelBytes;
     }
   }
 
@@ -226,16 +264,18 @@ struct LineSide {
     return line * kLines.pitch + w;
   }
 
-  __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
+  // Hands the cells of the stage, numbered among those of this tensor, to store(number, cell).
+  template <typename Store>
+  __device__ __forceinline__ void arrange(unsigned stage_offset, const Store& store) const {
+    if (channels <= 0) return;
 #pragma unroll 1
     for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
       const int channel = channel_round + lane() % kOthers;
       if (channel >= channels) continue;
       const unsigned lines = raw + stage_offset + channel * kChannelBytes;
       const int of_block = first_channel + channel;
-      const int cell = kOfRows ? of_block
-                               : kShape.row_cells() + of_block / kShape.team_columns * kShape.team_cells() +
-                                     of_block % kShape.team_columns;
+      const int cell =
+          kOfRows ? of_block : of_block / kShape.team_columns * kShape.team_cells() + of_block % kShape.team_columns;
       constexpr int kNext = kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll kGroupUnroll
       for (int round = 0; round < kGroupRounds; round += kGroupBatch) {
@@ -259,13 +299,36 @@ struct LineSide {
         for (int i = 0; i < kGroupBatch; ++i) {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
-          const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+          const int target = cell + group * kLength * kNext;
 #pragma unroll
-          for (int at = 0; at < kLength; ++at) {
-            ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
-          }
+          for (int at = 0; at < kLength; ++at) store(target + at * kNext, cell_of<kWords>(words[i], at));
         }
       }
+    }
+  }
+};
+
+// x = big + small, both TF32; the product of two small parts is below fp32's last bit.
+struct SplitCell {
+  Cell big;
+  Cell small;
+
+  __device__ __forceinline__ explicit SplitCell(const Cell& cell) {
+    float rests = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = __uint_as_float(cell.word[i]);
+      big.word[i] = ptx::nearest_tf32(value);
+      const float rest = value - __uint_as_float(big.word[i]);
+      small.word[i] = ptx::nearest_tf32(rest);
+      rests += rest;
+    }
+    if (rests - rests == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((big.word[i] & 0x7f800000u) != 0x7f800000u) continue;  // infinite, NaN, or rounded up to infinity
+      big.word[i] = cell.word[i];
+      small.word[i] = 0;
     }
   }
 };
@@ -277,8 +340,16 @@ struct LineLoader {
 
   __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                         int warp, unsigned raw)
-      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_side_bytes(true)),
+        columns(
+            params, block, origin, column_warp(warp),
+            raw + kShape.row_warps * kShape.raw_side_bytes(true) + column_warp(warp) * kShape.raw_side_bytes(false)) {}
+
+  // Warps that have nothing to do with a tensor stand behind those that share its channels.
+  static __device__ __forceinline__ int column_warp(int warp) {
+    if constexpr (!kShape.sides_apart()) return warp;
+    return warp >= kShape.row_warps ? warp - kShape.row_warps : kShape.column_warps;
+  }
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
@@ -290,7 +361,18 @@ struct LineLoader {
     columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
-    rows.arrange(slot * kShape.raw_stage_bytes(), stage);
-    columns.arrange(slot * kShape.raw_stage_bytes(), stage);
+    const auto store_to = [](unsigned first) {
+      return [first](int number, const Cell& cell) {
+        if constexpr (kShape.splits()) {
+          const SplitCell split(cell);
+          ptx::store_16(first + number * 16, split.big);
+          ptx::store_16(first + (kShape.plane_cells() + number) * 16, split.small);
+        } else {
+          ptx::store_16(first + number * 16, cell);
+        }
+      };
+    };
+    rows.arrange(slot * kShape.raw_stage_bytes(), store_to(stage));
+    columns.arrange(slot * kShape.raw_stage_bytes(), store_to(stage + kShape.row_cells() * 16));
   }
 };

@@ -23,8 +23,49 @@ struct TeamTile : TeamPlace {
   // The first of the sixteen rows that this thread's warp holds of a tile.
   __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
 
+  // Adds the products of a stage in fp32 out of TF32. The tensor cores cut the bits that they shift out; sums of a few
+  // products are therefore added in fp32.
+  __device__ __forceinline__ void multiply_split_stage(unsigned stage) {
+    constexpr int kDepth = 4;
+    const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
+    const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
+#pragma unroll 1
+    for (int begin = 0; begin < kShape.products(); begin += kDepth) {
+      float part[kRowTiles][kTeamRuns][kColumnTiles][4] = {};
+      ptx::fence_warpgroup();
+#pragma unroll 1
+      for (int product = begin; product < min(begin + kDepth, kShape.products()); ++product) {
+#pragma unroll
+        for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            const unsigned rows = a + 2 * product * kShape.row_pitch() + tile * 64;
+            const unsigned columns = b + run_at[run] + kProductCells[product];
+            multiply(part[tile][run], whole(rows + kShape.plane_cells()), whole(columns));
+            multiply(part[tile][run], whole(rows), whole(columns + kShape.plane_cells()));
+            multiply(part[tile][run], whole(rows), whole(columns));
+          }
+        }
+      }
+      ptx::commit_warpgroup();
+      ptx::wait_for_warpgroup();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+          for (int column = 0; column < kColumnTiles; ++column) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[tile][run][column][i] += part[tile][run][column][i];
+          }
+        }
+      }
+    }
+  }
+
   // Starts the products [begin, end) of a stage.
   __device__ __forceinline__ void multiply_stage(unsigned stage, int begin, int end) {
+    if constexpr (kShape.splits()) return multiply_split_stage(stage);
     const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
     const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
     ptx::fence_warpgroup();

@@ -60,6 +60,16 @@ struct TileShape {
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
+  // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
+  // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
+  // multiplies a fragment of input once for each.
+  int line_axis;
+  // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
+  bool stays;
+  int most_blocks;
+  // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
+  // the cells of a warp fill whole sectors. 0: outputs pass through shared memory.
+  int store_vector;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -133,6 +143,16 @@ struct TileShape {
     return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
   }
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
+  // Which distance along an axis the `index`-th one is: lines one after the other, or the width's fastest.
+  constexpr int back_along(int axis, int index) const {
+    if (axis == line_axis) return index % axis_backs(axis);
+    if (line_axis >= 0) index /= axis_backs(line_axis);
+    for (int inner = 2; inner > axis; --inner) {
+      if (inner != line_axis) index /= axis_backs(inner);
+    }
+    return index % axis_backs(axis);
+  }
+  constexpr int line_backs() const { return line_axis < 0 ? 1 : axis_backs(line_axis); }
   constexpr int all_slots() const { return slots[0] * slots[1] * slots[2]; }
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
@@ -146,7 +166,10 @@ struct TileShape {
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
-  constexpr int loading_registers() const { return registers_at_start() < 128 ? 48 : 56; }
+  constexpr int loading_registers() const {
+    const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
+    return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
+  }
   constexpr int multiplying_registers() const {
     const int left =
         (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
@@ -156,11 +179,21 @@ struct TileShape {
   constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
 
+  // Streams: whether a team's tiles of 64 cells lie one step of the line's axis apart, and how many fragments of input
+  // a line takes then.
+  constexpr bool stacks_tiles() const { return line_axis >= 0 && column_tiles > 8; }
+  constexpr int line_fragments() const { return column_tiles / 8 + line_backs() - 1; }
+  // From one fragment of a line to the next, in bytes.
+  constexpr int line_step() const {
+    return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
+  }
+
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
-    return warpgroup && !streams ? ((n * patch(1) + d) * patch(2) + h) * patch(3) + w
-                                 : ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    if (warpgroup && !streams) return ((n * patch(1) + d) * patch(2) + h) * patch(3) + w;
+    if (!stacks_tiles()) return ((n * tile[1] + d) * tile[2] + h) * tile[3] + w;
+    return line_axis == 1 ? h * 64 + (n * tile[1] + d) * tile[3] + w : d * 64 + (n * tile[2] + h) * tile[3] + w;
   }
   constexpr int needed_columns() const { return column_of(tile[0] - 1, tile[1] - 1, tile[2] - 1, tile[3] - 1) + 1; }
 
@@ -236,30 +269,37 @@ struct TileShape {
     return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
   }
 
-  // The epilogue passes the outputs through shared memory, `pass_channels` of each phase at a time. For rows that leave
+  // The epilogue passes the outputs through shared memory, `turn_channels` of each phase at a time. For rows that leave
   // along the width, rows of the staged matrix are 8 words apart modulo 32, so that the fragments' stores meet no bank
   // twice, and phases that interleave start on different banks; pixels that leave along the channels need an odd pitch.
   constexpr int staged_pitch() const {
     return (columns() + 31) / 32 * 32 + (output_channels_last ? 1 : streams ? 4 : 8);
   }
-  constexpr int staged_slot_pitch(int pass) const {
+  constexpr int staged_slot_pitch(int channels) const {
     const int apart = 32 / slots[2] / 2 * 2;
-    return pass * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
+    return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
-  constexpr int staged_bytes(int pass) const { return (all_slots() * staged_slot_pitch(pass) * 4 + 15) / 16 * 16; }
+  constexpr int staged_bytes(int channels) const {
+    return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
+  }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
-  constexpr int pass_channels() const {
-    int pass = block_channels;
-    const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
-    while (pass > 4 && pass % 2 == 0 && staged_bytes(pass) + table_bytes() > room) pass /= 2;
-    return pass;
+  constexpr int turn_channels() const {
+    int channels = block_channels;
+    if (store_vector > 0) return channels;
+    int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    if (stays) room = (blocks_per_multiprocessor == 1 ? 40 : 20) * 1024;
+    while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    return channels;
   }
+  // Where outputs are staged: in place of the operands, or beside those of the next tile.
+  constexpr int staged_offset() const { return stays ? pipeline_bytes() : 0; }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = (staged_bytes(pass_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {

@@ -15,19 +15,25 @@ struct BlockPlace {
   int rank;
 };
 
-__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
-  const int rank = blockIdx.x % kShape.depth_blocks;
-  const int index = blockIdx.x / kShape.depth_blocks;
+__device__ __forceinline__ int block_rows_count(const TileParams& params) {
+  return params.groups * params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2] *
+         params.channel_blocks;
+}
+__device__ __forceinline__ int boxes_count(const TileParams& params) {
+  return params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+}
+
+__device__ __forceinline__ BlockPlace block_place(const TileParams& params, int block) {
+  const int rank = block % kShape.depth_blocks;
+  const int index = block / kShape.depth_blocks;
   if constexpr (kShape.skips_backs()) {
     // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
     // the end.
-    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const int boxes = boxes_count(params);
     const int outer = index / params.channel_blocks;
     return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
   } else {
-    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
-                                 params.residue_blocks[2] * params.channel_blocks;
-    return {index % block_rows_count, index / block_rows_count, rank};
+    return {index % block_rows_count(params), index / block_rows_count(params), rank};
   }
 }
 
@@ -41,3 +47,17 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int 
   }
   return cells;
 }
+
+// All of that about one tile.
+struct TilePlace {
+  BlockRows rows;
+  BlockCells cells;
+  int rank;
+
+  __device__ __forceinline__ TilePlace(const TileParams& params, int tile) {
+    const BlockPlace place = block_place(params, tile);
+    rows = block_rows(params, place.block_row);
+    cells = block_cells(params, place.cells);
+    rank = place.rank;
+  }
+};

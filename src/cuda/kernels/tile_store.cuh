@@ -2,9 +2,9 @@
 // leave the block whole.
 #pragma once
 
-constexpr int kPass = kShape.pass_channels();  // output channels of each phase that are staged at a time
+constexpr int kTurnChannels = kShape.turn_channels();  // output channels of each phase that are staged in a turn
 constexpr int kPitch = kShape.staged_pitch();
-constexpr int kSlotPitch = kShape.staged_slot_pitch(kPass);
+constexpr int kSlotPitch = kShape.staged_slot_pitch(kTurnChannels);
 constexpr int kDepths = kShape.tile[1] * kShape.span[0];
 constexpr int kHeights = kShape.tile[2] * kShape.span[1];
 constexpr int kWidths = kShape.tile[3] * kShape.span[2];
@@ -73,14 +73,14 @@ __device__ __forceinline__ void stage_pair(float left, float right, bool first, 
   }
 }
 
-// Accumulators of one pass into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
+// Accumulators of one turn into the staged matrix, the bias with them. A thread holds pairs of cells of a row, or where
 // cells are the rows of the products, cells of two rows.
 template <typename Team>
-__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int pass,
+__device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int turn,
                                            bool first, bool with_bias, float* staged) {
   const int lane = threadIdx.x % 32;
   const auto bias = [&](int channel) {
-    return first && with_bias ? bias_of(params, rows, pass * kPass + channel) : 0.0f;
+    return first && with_bias ? bias_of(params, rows, turn * kTurnChannels + channel) : 0.0f;
   };
   if constexpr (kShape.streams) {
 #pragma unroll
@@ -89,8 +89,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       for (int side = 0; side < 2; ++side) {
         const int row = j * 8 + lane % 4 * 2 + side;
         const int slot = row / kShape.block_channels;
-        const int channel = row % kShape.block_channels - pass * kPass;
-        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const int channel = row % kShape.block_channels - turn * kTurnChannels;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kTurnChannels) continue;
         const float add = bias(channel);
         float* line = staged + slot * kSlotPitch + channel * kPitch + tile.column(0);
 #pragma unroll
@@ -107,8 +107,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
       for (int half = 0; half < 2; ++half) {
         const int row = tile.row(i) + half * 8 + lane / 4;
         const int slot = row / kShape.block_channels;
-        const int channel = row % kShape.block_channels - pass * kPass;
-        if (slot >= kShape.all_slots() || channel < 0 || channel >= kPass) continue;
+        const int channel = row % kShape.block_channels - turn * kTurnChannels;
+        if (slot >= kShape.all_slots() || channel < 0 || channel >= kTurnChannels) continue;
         const float add = bias(channel);
         float* line = staged + slot * kSlotPitch + channel * kPitch + tile.first_column + lane % 4 * 2;
 #pragma unroll
@@ -122,7 +122,7 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
 
 // Where one output of the tile, counted over [sample][depth][height][width], comes from and goes to.
 struct Position {
-  int staged;       // of the pass's first channel; -1: no phase, bias alone
+  int staged;       // of the turn's first channel; -1: no phase, bias alone
   long long place;  // from the block's first sample and channel
   bool inside;
 };
@@ -174,14 +174,14 @@ __device__ __forceinline__ void wait_for_blocks() {
 // Neighbouring threads take neighbouring outputs of a row, and each walks over the channels; blocks of a cluster share
 // them.
 __device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                           int pass, int rank, const float* staged, Element* output) {
+                                           int turn, int rank, const float* staged, Element* output) {
   constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
   constexpr int kBlockTeams = kThreads / kAcross;
   constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
-  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kPass % kTeams == 0;
+  constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kTurnChannels % kTeams == 0;
   if (kThreads % kAcross != 0 && static_cast<int>(threadIdx.x) / kAcross >= kBlockTeams) return;
   const int team = threadIdx.x / kAcross + rank * kBlockTeams;
-  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   const long long stride = params.output_strides[1];
   for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
     const Position position = position_of(params, rows, cells, index);
@@ -190,11 +190,11 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     const bool has_phase = position.staged >= 0;
     const int first = (has_phase ? position.staged : 0) + team * kPitch;
 #pragma unroll
-    for (int i = 0; i < (kPass + kTeams - 1) / kTeams; ++i) {
+    for (int i = 0; i < (kTurnChannels + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
       if (!kWhole && channel >= channels) break;
       float result = staged_value(staged, first + i * kTeams * kPitch);
-      if (kHasGaps && !has_phase) result = bias_of(params, rows, pass * kPass + channel);
+      if (kHasGaps && !has_phase) result = bias_of(params, rows, turn * kTurnChannels + channel);
       *out = to_storage(result, Element());
       out += kTeams * stride;
     }
@@ -217,17 +217,21 @@ __device__ __forceinline__ void fill_table(const TileParams& params, const Block
 }
 
 __device__ __forceinline__ void store_channels(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                               int pass, int rank, const float* staged, const TableEntry* table,
+                                               int turn, int rank, const float* staged, const TableEntry* table,
                                                Element* output) {
-  constexpr int kAcross = kPass >= 32 ? 32 : kPass > 8 ? 16 : kPass > 4 ? 8 : kPass > 2 ? 4 : kPass;
-  const int channels = min(kPass, kShape.out_channels - rows.first_channel - pass * kPass);
+  constexpr int kAcross = kTurnChannels >= 32 ? 32
+                          : kTurnChannels > 8 ? 16
+                          : kTurnChannels > 4 ? 8
+                          : kTurnChannels > 2 ? 4
+                                              : kTurnChannels;
+  const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   output += table_origin(params, cells);
   constexpr int kAtOnce = kThreads / kAcross;
   for (int index = rank * kAtOnce + threadIdx.x / kAcross; index < kPositions; index += kAtOnce * kShape.depth_blocks) {
     const TableEntry entry = table[index];
     if (entry.place < 0) continue;
     for (int channel = threadIdx.x % kAcross; channel < channels; channel += kAcross) {
-      const float value = entry.staged < 0 ? bias_of(params, rows, pass * kPass + channel)
+      const float value = entry.staged < 0 ? bias_of(params, rows, turn * kTurnChannels + channel)
                                            : staged_value(staged, entry.staged + channel * kPitch);
       output[entry.place + channel] = to_storage(value, Element());
     }
@@ -237,27 +241,28 @@ __device__ __forceinline__ void store_channels(const TileParams& params, const B
 template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                             const Team& tile, int rank, unsigned char* shared_memory) {
+  shared_memory += kShape.staged_offset();
   float* staged = reinterpret_cast<float*>(shared_memory);
-  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kPass));
+  TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kTurnChannels));
   Element* output =
       static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
       (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
   if (kShape.output_channels_last) fill_table(params, rows, cells, table);
 #pragma unroll 1
-  for (int pass = 0; pass < kShape.block_channels / kPass; ++pass) {
+  for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
     // Teams that split the depth add up in a fixed order; the bias comes with the first.
 #pragma unroll 1
     for (int team = 0; team < kShape.depth_teams; ++team) {
-      if (tile.depth_team == team) stage_tile(params, rows, tile, pass, team == 0, rank == 0, staged);
+      if (tile.depth_team == team) stage_tile(params, rows, tile, turn, team == 0, rank == 0, staged);
       sync_storing();
     }
     if (kShape.depth_blocks > 1) wait_for_blocks();
     if (kShape.output_channels_last) {
-      store_channels(params, rows, cells, pass, rank, staged, table, output);
+      store_channels(params, rows, cells, turn, rank, staged, table, output);
     } else {
-      store_rows(params, rows, cells, pass, rank, staged, output);
+      store_rows(params, rows, cells, turn, rank, staged, output);
     }
-    output += kPass * params.output_strides[1];
+    output += kTurnChannels * params.output_strides[1];
     wait_for_blocks();
   }
 }

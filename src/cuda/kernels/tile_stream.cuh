@@ -10,21 +10,48 @@ constexpr int kThreads = kShape.multiplying_threads();
 constexpr int kRowTiles = kShape.row_tiles;
 constexpr int kColumnTiles = kShape.column_tiles;
 constexpr int kSteps = kShape.slabs / 2;
-constexpr int kItems = kShape.all_backs() * kSteps;  // of a chunk: one step of depth at one distance
-constexpr int kStageItems = kShape.stage_backs * kSteps;
+constexpr int kLine = kShape.line_backs();
+// Items of a chunk: one step of depth at one distance, or at all distances of a line.
+constexpr int kItems = kShape.all_backs() / kLine * kSteps;
+constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || kItems <= 40;
-// Fragments alternate between two sets of registers. Where a chunk has an odd number of items, the products under way
-// come to an end before the next chunk begins with the first set again.
-constexpr bool kDrains = kItems % 2 == 1;
+constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
+
+// Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
+struct CellPlace {
+  int at[4];  // sample, depth, height, width
+  bool exists;
+};
+__device__ __forceinline__ CellPlace cell_place(int column) {
+  constexpr int kLineDimension = kShape.stacks_tiles() ? 1 + kShape.line_axis : -1;
+  constexpr int kCells = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[kLineDimension] : kShape.cells();
+  CellPlace place;
+  int cell = kShape.stacks_tiles() ? column % 64 : column;
+  place.exists = cell < kCells;
+  if (!place.exists) cell = 0;
+#pragma unroll
+  for (int dimension = 3; dimension >= 0; --dimension) {
+    if (dimension == kLineDimension) {
+      place.at[dimension] = column / 64;
+      place.exists = place.exists && place.at[dimension] < kShape.tile[dimension];
+    } else {
+      place.at[dimension] = cell % kShape.tile[dimension];
+      cell /= kShape.tile[dimension];
+    }
+  }
+  return place;
+}
 
 struct CellTeam {
   static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
   static constexpr int kOctets = kShape.rows() / 8;
   static constexpr int kUnitOctets = kShape.row_unit / 8;
+  static constexpr int kFragments = kShape.line_fragments();
+  // Tiles whose place in the box is kept; the others lie steps along the line from the first.
+  static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
-  unsigned at[kCellTiles][2];  // bytes from the box's first element to this thread's two cells and first channel
+  unsigned at[kPlaces][2];  // bytes from the box's first element to this thread's two cells and first channel
   int first_column;
   static constexpr int depth_team = 0;
 
@@ -35,17 +62,11 @@ struct CellTeam {
     const int channel =
         kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
 #pragma unroll
-    for (int i = 0; i < kCellTiles; ++i) {
+    for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int cell = column(i) + half * 8;
-        if (cell >= kShape.cells()) cell = 0;
-        const int w = cell % kShape.tile[3];
-        cell /= kShape.tile[3];
-        const int h = cell % kShape.tile[2];
-        cell /= kShape.tile[2];
-        const int d = cell % kShape.tile[1];
-        const int n = cell / kShape.tile[1];
+        const CellPlace place = cell_place(column(i) + half * 8);
+        const auto& [n, d, h, w] = place.at;
         at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
                       w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
@@ -61,15 +82,16 @@ struct CellTeam {
     return sum[tile][index / kUnitOctets][index % kUnitOctets];
   }
 
-  using Fragments = unsigned[kCellTiles][4];
+  // One for each tile of cells, or for each cell of a line that any of its distances reaches.
+  using Fragments = unsigned[kFragments][4];
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
 #pragma unroll
-    for (int i = 0; i < kCellTiles; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const unsigned cell = stage + at[i][word % 2] + offset;
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][word % 2] + offset + i * kShape.line_step();
         if constexpr (kShape.input_channels_last) {
           out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
         } else if constexpr (kShape.element_bytes == 4) {
@@ -86,23 +108,34 @@ struct CellTeam {
   }
 
   // The products of one item; `weights` is the descriptor of its stage's first row.
-  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item, unsigned tiles) {
-    const unsigned b = weights + item / kSteps % kShape.stage_backs * kShape.weight_back_pitch() +
-                       item % kSteps * 2 * kShape.weight_slab_pitch();
+  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+    for (int back = 0; back < kLine; ++back) {
+      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
+      const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
+                         item % kSteps * 2 * kShape.weight_slab_pitch();
 #pragma unroll
-      for (int i = 0; i < kCellTiles; ++i) {
-        multiply(sum[i][tile], cells[i], 8ULL << 32 | (b + tile * kShape.row_unit));
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+#pragma unroll
+        for (int i = 0; i < kCellTiles; ++i) {
+          multiply(sum[i][tile], cells[i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+        }
       }
     }
     ptx::commit_warpgroup();
   }
+
+  // Which fragment of a line the first tile's cells read at a distance: the furthest back come first, those of a
+  // gradient, which reads forward, last.
+  static constexpr int line_place(int back) { return kShape.gradient ? back : kLine - 1 - back; }
 };
 
 #include "tile_store.cuh"
+#if kStoresVectors
+#include "tile_stream_store.cuh"
+#endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
 struct StreamReader {
@@ -112,7 +145,7 @@ struct StreamReader {
   RingPlace<kShape.input_ring> input;
   RingPlace<kShape.weight_ring> weight;
   int released = 0;  // the slot of weights to give back next
-  int chunk = 0;
+  int chunk = 0;     // of the tile
 
   __device__ __forceinline__ unsigned input_stage() const {
     return input_ring + input.slot * kShape.input_stage_bytes();
@@ -132,34 +165,59 @@ struct StreamReader {
                                        int item) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
-    team.add(now, weight_stage(), item, kUnrolled ? kFixedBackRows[item / kSteps] : ~0u);
+    team.add(now, weight_stage(), item);
     const bool ends_chunk = item + 1 == kItems;
-    if (kDrains && ends_chunk) {
-      ptx::wait_for_warpgroup<0>();
-    } else {
-      ptx::wait_for_warpgroup<1>();
-    }
+    ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) {
-      give_back(barriers.weight_empty(released));
-      released = released + 1 == kShape.weight_ring ? 0 : released + 1;
-    }
+    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
-      const int back = (item + 1) / kSteps;
+      const int back = first_back((item + 1) / kSteps);
       team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
       return;
     }
     if (++chunk == kShape.block_chunks()) return;
+    give_back_input();
+    begin(team, next);
+  }
+
+  __device__ __forceinline__ void give_back_input() {
     give_back(barriers.input_empty(input.slot));
     input.advance();
-    begin(team, next);
+  }
+  __device__ __forceinline__ void give_back_weights() {
+    give_back(barriers.weight_empty(released));
+    released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
   // The first fragments of a chunk.
   __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
     ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
-    team.load(first, input_stage(), kFixedBackCells[0], 0);
+    team.load(first, input_stage(), kFixedBackCells[first_back(0)], 0);
+  }
+
+  // The distance whose cells come first in a line's fragments.
+  static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
+
+  // A chunk's items take turns with two sets of registers.
+  __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    if constexpr (kUnrolled) {
+#pragma unroll
+      for (int item = 0; item < kItems; ++item) {
+        if (item % 2 == 0) {
+          step(team, first, second, item);
+        } else {
+          step(team, second, first, item);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int item = 0; item + 1 < kItems; item += 2) {
+        step(team, first, second, item);
+        step(team, second, first, item + 1);
+      }
+      if (kItems % 2 == 1) step(team, first, second, kItems - 1);
+    }
   }
 };
 
@@ -167,24 +225,20 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
   CellTeam::Fragments even;
   CellTeam::Fragments odd;
   reader.begin(team, even);
+  // After an odd number of items the next chunk begins with the other set.
+  constexpr int kTurn = kItems % 2 == 1 ? 2 : 1;
 #pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-    if constexpr (kUnrolled) {
-#pragma unroll
-      for (int item = 0; item + 1 < kItems; item += 2) {
-        reader.step(team, even, odd, item);
-        reader.step(team, odd, even, item + 1);
-      }
-    } else {
-#pragma unroll 1
-      for (int item = 0; item + 1 < kItems; item += 2) {
-        reader.step(team, even, odd, item);
-        reader.step(team, odd, even, item + 1);
-      }
+  for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
+    reader.walk_chunk(team, even, odd);
+    if constexpr (kTurn == 2) {
+      if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
+      reader.walk_chunk(team, odd, even);
     }
-    if (kDrains) reader.step(team, even, even, kItems - 1);
   }
   ptx::wait_for_warpgroup<0>();
+  reader.give_back_input();
+  reader.give_back_weights();
+  reader.chunk = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
@@ -196,23 +250,44 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
 
-  const BlockPlace place = block_place(params);
-  const BlockRows rows = block_rows(params, place.block_row);
-  const BlockCells cells = block_cells(params, place.cells);
+  // Every role goes through the block's tiles on its own.
+  const auto for_each_tile = [&](auto&& visit) {
+    const int tiles = block_rows_count(params) * boxes_count(params) * kShape.depth_blocks;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      visit(tile);
+      if (!kShape.stays) break;
+    }
+  };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
     if (loader < kInputThreads) {
-      stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
+      RingPlace<kShape.input_ring> slot;
+      for_each_tile(
+          [&](int tile) { stream_input(params, TilePlace(params, tile), barriers, input_ring, loader, slot); });
     } else if (loader == kInputThreads) {
-      stream_weights(params, place.block_row, place.rank, barriers, weight_ring);
+      ptx::wait_for_previous_kernel();
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
+      });
     }
     return;
   }
   ptx::take_registers<kShape.multiplying_registers()>();
-  CellTeam team(params, cells);
   StreamReader reader{barriers, input_ring, weight_ring};
-  multiply_stream(team, reader);
-  sync_storing();
-  store_block(params, rows, cells, team, place.rank, shared_memory);
+  for_each_tile([&](int tile) {
+    CellTeam team(params, TilePlace(params, tile).cells);
+    multiply_stream(team, reader);
+    // Worked out again rather than kept in registers that the products need.
+    const TilePlace place(params, ptx::opaque(tile));
+#if kStoresVectors
+    store_directly(params, place.rows, place.cells, team);
+#else
+    if (!kShape.stays) sync_storing();
+    store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
+#endif
+  });
 }

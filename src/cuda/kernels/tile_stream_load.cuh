@@ -33,7 +33,8 @@ struct StreamBarriers {
   }
 };
 
-// A place in a ring, and which time around.
+// A place in a ring, and which time around. Waiting for an empty slot costs nothing the first time around: before a
+// barrier's first phase ends, the phase before it counts as over.
 template <int kSlots>
 struct RingPlace {
   int slot = 0;
@@ -135,19 +136,20 @@ struct InputCopies {
   }
 };
 
-__device__ __forceinline__ void stream_input(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                             int rank, const StreamBarriers& barriers, unsigned ring, int thread) {
+__device__ __forceinline__ void stream_input(const TileParams& params, const TilePlace& tile,
+                                             const StreamBarriers& barriers, unsigned ring, int thread,
+                                             RingPlace<kShape.input_ring>& place) {
+  const BlockCells& cells = tile.cells;
   const InputCopies copies(params, cells, thread);
-  int channel = rank * kShape.block_chunks() * kShape.chunk_channels();
+  int channel = tile.rank * kShape.block_chunks() * kShape.chunk_channels();
   const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
   const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
-                        (static_cast<long long>(rows.group) * kShape.channels + channel) * params.input_strides[1];
+                        (static_cast<long long>(tile.rows.group) * kShape.channels + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
-  RingPlace<kShape.input_ring> place;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-    if (chunk >= kShape.input_ring) ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
     copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
@@ -158,24 +160,21 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Blo
 
 // One thread asks for all weights.
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
-                                               const StreamBarriers& barriers, unsigned ring) {
+                                               const StreamBarriers& barriers, unsigned ring,
+                                               RingPlace<kShape.weight_ring>& place) {
   constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
   const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
                        rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
-  ptx::wait_for_previous_kernel();
-  RingPlace<kShape.weight_ring> place;
-  int step = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
 #pragma unroll 1
     for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
       const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
-      if (step >= kShape.weight_ring) ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
       ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
       ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
       source += bytes;
       place.advance();
-      ++step;
     }
   }
 }

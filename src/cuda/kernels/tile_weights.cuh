@@ -29,8 +29,7 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
   unsigned long long found = 0;
 #pragma unroll 1
   for (int index = 0; index < kShape.all_backs(); ++index) {
-    const int backs[3] = {index / (kShape.backs[2] * kShape.backs[1]), index / kShape.backs[2] % kShape.backs[1],
-                          index % kShape.backs[2]};
+    const int backs[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
     bool everywhere = true;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
@@ -55,8 +54,7 @@ __device__ __forceinline__ PlaneGroup plane_group(int index) {
 
 // The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
 __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
-  const int at[3] = {index / (kShape.axis_backs(2) * kShape.axis_backs(1)),
-                     index / kShape.axis_backs(2) % kShape.axis_backs(1), index % kShape.axis_backs(2)};
+  const int at[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
   bool exists = true;
   int found = 0;
 #pragma unroll
@@ -122,8 +120,8 @@ struct StageWalk {
 
 // The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
-  const int backs[3] = {back_index / (kShape.backs[2] * kShape.backs[1]),
-                        back_index / kShape.backs[2] % kShape.backs[1], back_index % kShape.backs[2]};
+  const int backs[3] = {kShape.back_along(0, back_index), kShape.back_along(1, back_index),
+                        kShape.back_along(2, back_index)};
   bool exists = true;
   int index = 0;
 #pragma unroll

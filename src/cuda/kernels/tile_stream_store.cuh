@@ -1,0 +1,96 @@
+// From the accumulators of a streaming block straight to the output: no thread waits for another. Only where phases
+// along the width make vectors; single outputs would leave in pieces of a sector.
+#pragma once
+
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[2]) {
+  *reinterpret_cast<float2*>(out) = {values[0], values[1]};
+}
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[4]) {
+  *reinterpret_cast<float4*>(out) = {values[0], values[1], values[2], values[3]};
+}
+
+// Outputs of the phases of one cell along the width, a vector at a time.
+struct CellStore {
+  static constexpr int kVector = kShape.store_vector;
+
+  const TileParams& params;
+  const BlockRows& rows;
+  const BlockCells& cells;
+  int channels;  // of the block that exist
+
+  __device__ __forceinline__ int first_output(int axis, int cell) const {
+    return (cells.first[1 + axis] + cell) * kShape.output_step(axis) + rows.first_residue[axis] -
+           output_pad(params, axis);
+  }
+  __device__ __forceinline__ bool inside(int axis, int output) const {
+    return static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
+  }
+  // A block may have fewer residues of an axis than its span.
+  __device__ __forceinline__ bool has_residue(int axis, int residue) const {
+    return kShape.output_step(axis) % kShape.span[axis] == 0 ||
+           rows.first_residue[axis] + residue < kShape.output_step(axis);
+  }
+
+  // All channels of one cell of a tile; `half` says which of the thread's two.
+  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place,
+                                        Element* output) const {
+    if (cells.first[0] + place.at[0] >= params.batch) return;
+    output += place.at[0] * params.output_strides[0];
+#pragma unroll
+    for (int sd = 0; sd < kShape.slots[0]; ++sd) {
+      const int d = first_output(0, place.at[1]) + kShape.residue_of(0, sd);
+      if (!inside(0, d) || !has_residue(0, kShape.residue_of(0, sd))) continue;
+#pragma unroll
+      for (int sh = 0; sh < kShape.slots[1]; ++sh) {
+        const int h = first_output(1, place.at[2]) + kShape.residue_of(1, sh);
+        if (!inside(1, h) || !has_residue(1, kShape.residue_of(1, sh))) continue;
+        Element* const row = output + d * params.output_strides[2] + h * params.output_strides[3];
+#pragma unroll
+        for (int sw = 0; sw < kShape.slots[2]; sw += kVector) {
+          const int w = first_output(2, place.at[3]) + kShape.residue_of(2, sw);
+          if (!inside(2, w) || !has_residue(2, kShape.residue_of(2, sw))) continue;
+          store_channels(team, tile, half, (sd * kShape.slots[1] + sh) * kShape.slots[2] + sw,
+                         row + w * params.output_strides[4]);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void store_channels(const CellTeam& team, int tile, int half, int slot,
+                                                 Element* output) const {
+    const int lane_channel = threadIdx.x % 4 * 2;
+    const long long stride = params.output_strides[1];
+    output += lane_channel * stride;
+#pragma unroll
+    for (int octet = 0; octet < kShape.block_channels / 8; ++octet) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int channel = octet * 8 + lane_channel + side;
+        if (channel >= channels) return;
+        const float bias = bias_of(params, rows, channel);
+        float values[kVector];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i)
+          values[i] = team.octet(tile, (slot + i) * kShape.block_channels / 8 + octet)[half * 2 + side] + bias;
+        store_vector(output + (octet * 8 + side) * stride, values);
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void store_directly(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                               const CellTeam& team) {
+  const CellStore store{params, rows, cells, min(kShape.block_channels, kShape.out_channels - rows.first_channel)};
+  Element* const output =
+      static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+      (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+#pragma unroll
+  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const CellPlace place = cell_place(team.column(tile) + half * 8);
+      if (place.exists) store.store(team, tile, half, place, output);
+    }
+  }
+}
