@@ -10,6 +10,7 @@
 
 #include "core/parallel.h"
 #include "cpu/blocking.h"
+#include "cpu/cell_places.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
@@ -435,43 +436,6 @@ class Correlate final : public Kernel {
     }
   }
 
-  // Where the cells of a product lie, as rows of one of its matrices: where the first one begins, and how far it is to
-  // the next along an axis.
-  struct CellPlaces {
-    std::int64_t image = 0;
-    Triple first{};
-    Triple step{};
-
-    std::int64_t of(const Segment& segment) const {
-      std::int64_t place = segment.image * image;
-      for (int a = 0; a < kSpatialAxes; ++a) place += first[a] + segment.cell[a] * step[a];
-      return place;
-    }
-  };
-
-  CellPlaces places_on_line(std::int64_t cell_step) const {
-    CellPlaces places{tiling_.image_step() * cell_step, {}, {}};
-    for (int a = 0; a < kSpatialAxes; ++a) places.step[a] = tiling_.steps()[a] * cell_step;
-    return places;
-  }
-
-  // Apart from where a lattice begins.
-  static CellPlaces places_in_tensor(const Tile& tile, const std::array<Lattice, kSpatialAxes>& lattice,
-                                     const Strides& strides) {
-    CellPlaces places{strides[0], {tile.image * strides[0], 0, 0}, {}};
-    for (int a = 0; a < kSpatialAxes; ++a) {
-      places.step[a] = lattice[a].step * strides[2 + a];
-      places.first[a] += tile.begin[a] * places.step[a];
-    }
-    return places;
-  }
-
-  static std::int64_t begin_in_tensor(const std::array<Lattice, kSpatialAxes>& lattice, const Strides& strides) {
-    std::int64_t place = 0;
-    for (int a = 0; a < kSpatialAxes; ++a) place += lattice[a].first * strides[2 + a];
-    return place;
-  }
-
   // A tile where channels are innermost: cells are rows of the product as they are, and a tap is a distance. Taps that
   // read nothing but zeros are left out.
   void run_inside(const Tensors& tensors, const T* shared, const Tile& tile, const Block& block,
@@ -508,8 +472,8 @@ class Correlate final : public Kernel {
         distances.push_back(distance);
       }
     }
-    const CellPlaces from = reads_in_place_ ? places_in_tensor(tile, tiling_.sources()[0], roles_.source_strides)
-                                            : places_on_line(cell_step_);
+    const CellPlaces from = reads_in_place_ ? CellPlaces::in_tensor(tile, tiling_.sources()[0], roles_.source_strides)
+                                            : CellPlaces::on_line(tiling_, cell_step_);
     const std::int64_t target = block.group * roles_.target_channels + block.first;
     std::vector<std::int64_t> part_offsets;
     std::vector<std::int64_t> part_places;
@@ -534,13 +498,13 @@ class Correlate final : public Kernel {
         T* sums = nullptr;
         if constexpr (std::is_same_v<E, T>) {
           if (stores_in_place_) {
-            to = places_in_tensor(tile, phases[p].lattice, roles_.target_strides);
+            to = CellPlaces::in_tensor(tile, phases[p].lattice, roles_.target_strides);
             sums = tensors.target + target + begin_in_tensor(phases[p].lattice, roles_.target_strides);
             job.initial = tensors.bias == nullptr ? nullptr : tensors.bias + target;
           }
         }
         if (sums == nullptr) {
-          to = places_on_line(results.row_size);
+          to = CellPlaces::on_line(tiling_, results.row_size);
           sums = results.sums + tiling_.slot(p) * results.phase_size;
         }
         const Panels<T> panels{weights + phase_place(block, channels, p),
