@@ -267,7 +267,7 @@ class Bench:
             result.checks = check_forward(problem, x, weight, bias, ours, tf32=self.tf32)
         calls: list[Callable[[], object]]
         if options.backward:
-            grad_output = torch.randn(ours.shape, dtype=self.dtype, device=self.device, generator=self.generator)
+            grad_output = torch.empty_like(ours).normal_(generator=self.generator)  # in the layout of the output
             grads = torch.autograd.grad(ours, (x, weight), grad_output, retain_graph=True)
             if options.verify:
                 result.checks += check_backward(problem, x, weight, grad_output, *grads, tf32=self.tf32)

@@ -4,11 +4,13 @@
 // depends on the layer alone (source channel, then tap), so neither threads nor blocking nor batch change a result.
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <type_traits>
 #include <vector>
 
 #include "core/parallel.h"
 #include "cpu/blocking.h"
+#include "cpu/cell_places.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
@@ -19,7 +21,8 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: a panel stays in the L1 cache
-constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
+constexpr std::int64_t kDepthInPlace = 256;  // the same where cells are read in place: weights come from the L2 cache
+constexpr std::int64_t kCells = 252;         // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
 constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
@@ -433,43 +436,6 @@ class Correlate final : public Kernel {
     }
   }
 
-  // Where the cells of a product lie, as rows of one of its matrices: where the first one begins, and how far it is to
-  // the next along an axis.
-  struct CellPlaces {
-    std::int64_t image = 0;
-    Triple first{};
-    Triple step{};
-
-    std::int64_t of(const Segment& segment) const {
-      std::int64_t place = segment.image * image;
-      for (int a = 0; a < kSpatialAxes; ++a) place += first[a] + segment.cell[a] * step[a];
-      return place;
-    }
-  };
-
-  CellPlaces places_on_line(std::int64_t cell_step) const {
-    CellPlaces places{tiling_.image_step() * cell_step, {}, {}};
-    for (int a = 0; a < kSpatialAxes; ++a) places.step[a] = tiling_.steps()[a] * cell_step;
-    return places;
-  }
-
-  // Apart from where a lattice begins.
-  static CellPlaces places_in_tensor(const Tile& tile, const std::array<Lattice, kSpatialAxes>& lattice,
-                                     const Strides& strides) {
-    CellPlaces places{strides[0], {tile.image * strides[0], 0, 0}, {}};
-    for (int a = 0; a < kSpatialAxes; ++a) {
-      places.step[a] = lattice[a].step * strides[2 + a];
-      places.first[a] += tile.begin[a] * places.step[a];
-    }
-    return places;
-  }
-
-  static std::int64_t begin_in_tensor(const std::array<Lattice, kSpatialAxes>& lattice, const Strides& strides) {
-    std::int64_t place = 0;
-    for (int a = 0; a < kSpatialAxes; ++a) place += lattice[a].first * strides[2 + a];
-    return place;
-  }
-
   // A tile where channels are innermost: cells are rows of the product as they are, and a tap is a distance. Taps that
   // read nothing but zeros are left out.
   void run_inside(const Tensors& tensors, const T* shared, const Tile& tile, const Block& block,
@@ -485,11 +451,14 @@ class Correlate final : public Kernel {
                                               tiling_.plane_size());
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
-    std::vector<std::vector<Segment>> segments;
-    std::vector<std::vector<std::int64_t>> offsets;  // of each phase and tap
+    std::vector<std::map<std::vector<std::int64_t>, std::vector<Segment>>> segments;  // of each phase, by their taps
+    std::vector<std::vector<std::int64_t>> offsets;                                   // of each phase and tap
     for (const PhaseTile& phase : phases) {
-      segments.push_back(reads_in_place_ ? tiling_.segments_of_tensor(tile, phase)
-                                         : tiling_.segments_of_line(tile, phase, size.rows));
+      auto& by_taps = segments.emplace_back();
+      for (Segment& segment : reads_in_place_ ? tiling_.segments_of_tensor(tile, phase)
+                                              : tiling_.segments_of_line(tile, phase, size.rows)) {
+        by_taps[segment.taps].push_back(std::move(segment));
+      }
       std::vector<std::int64_t>& distances = offsets.emplace_back();
       for (const Tap& tap : phase.taps) {
         const auto& lattice = tiling_.sources()[tap.source];
@@ -503,11 +472,12 @@ class Correlate final : public Kernel {
         distances.push_back(distance);
       }
     }
-    const CellPlaces from = reads_in_place_ ? places_in_tensor(tile, tiling_.sources()[0], roles_.source_strides)
-                                            : places_on_line(cell_step_);
+    const CellPlaces from = reads_in_place_ ? CellPlaces::in_tensor(tile, tiling_.sources()[0], roles_.source_strides)
+                                            : CellPlaces::on_line(tiling_, cell_step_);
     const std::int64_t target = block.group * roles_.target_channels + block.first;
     std::vector<std::int64_t> part_offsets;
     std::vector<std::int64_t> part_places;
+    std::vector<CellRun> runs;
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
@@ -528,37 +498,40 @@ class Correlate final : public Kernel {
         T* sums = nullptr;
         if constexpr (std::is_same_v<E, T>) {
           if (stores_in_place_) {
-            to = places_in_tensor(tile, phases[p].lattice, roles_.target_strides);
+            to = CellPlaces::in_tensor(tile, phases[p].lattice, roles_.target_strides);
             sums = tensors.target + target + begin_in_tensor(phases[p].lattice, roles_.target_strides);
             job.initial = tensors.bias == nullptr ? nullptr : tensors.bias + target;
           }
         }
         if (sums == nullptr) {
-          to = places_on_line(results.row_size);
+          to = CellPlaces::on_line(tiling_, results.row_size);
           sums = results.sums + tiling_.slot(p) * results.phase_size;
         }
         const Panels<T> panels{weights + phase_place(block, channels, p),
                                static_cast<std::int64_t>(phases[p].taps.size()) * channels};
-        for (const Segment& segment : segments[p]) {
+        job.a = cells;
+        job.c = sums;
+        for (const auto& [taps, reached] : segments[p]) {
+          runs.clear();
+          for (const Segment& segment : reached) {
+            runs.push_back(
+                {from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis], segment.count});
+          }
           part_offsets.clear();
           part_places.clear();
-          for (const std::int64_t t : segment.taps) {
+          for (const std::int64_t t : taps) {
             part_offsets.push_back(offsets[p][t]);
             part_places.push_back(t * channels);
           }
-          job.a = cells + from.of(segment);
-          job.a_step = from.step[segment.axis];
-          job.c = sums + to.of(segment);
-          job.c_step = to.step[segment.axis];
-          const auto count = static_cast<std::int64_t>(segment.taps.size());
-          const std::int64_t parts = even_parts(count, kDepth / channels);
+          const auto count = static_cast<std::int64_t>(taps.size());
+          const std::int64_t parts = even_parts(count, kDepthInPlace / channels);
           // At least once: what no tap reaches is zero.
           for (std::int64_t t = 0; t == 0 || t < count; t += parts) {
             job.offsets = part_offsets.data() + t;
             job.places = part_places.data() + t;
             job.parts = std::min(parts, count - t);
             job.accumulate = c > 0 || t > 0;
-            multiply_cells(math, size, segment.count, block.targets, panels, job);
+            multiply_cells<T>(math, size, runs, block.targets, panels, job);
           }
         }
       }

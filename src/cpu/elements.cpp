@@ -327,11 +327,27 @@ bool pack_vector(const PackWeights<T, T>& job, std::int64_t first) {
     const T* const channel = job.source + c * job.channel_step + first * job.target_step;
     for (std::int64_t t = 0; t < job.tap_count; ++t) {
       const PackTap& tap = job.taps[t];
-      const auto values = hn::IfThenElseZero(valid, hn::GatherIndex(tag, channel + tap.from, indices));
+      const auto values = job.target_step == 1
+                              ? hn::MaskedLoad(valid, tag, channel + tap.from)
+                              : hn::IfThenElseZero(valid, hn::GatherIndex(tag, channel + tap.from, indices));
       hn::BlendedStore(values, whole, tag, job.packed + tap.to + c * tap.to_step + first);
     }
   }
   return true;
+}
+
+// Where the channels of a target lie side by side: transposed, tap by tap.
+template <typename T>
+void pack_side_by_side(const PackWeights<T, T>& job) {
+  const T* const source = job.source + job.first_channel;
+  for (std::int64_t t = 0; t < job.tap_count; ++t) {
+    const PackTap& tap = job.taps[t];
+    T* const to = job.packed + tap.to + job.first_channel * tap.to_step;
+    for (std::int64_t c = 0; job.valid < job.width && c < job.channels; ++c) {
+      std::fill(to + c * tap.to_step + job.valid, to + c * tap.to_step + job.width, T{0});
+    }
+    load_channels<T, T>(source + tap.from, job.target_step, to, tap.to_step, job.valid, job.channels);
+  }
 }
 
 // Of each channel all taps: they lie side by side, so that a cache line is read once.
@@ -339,6 +355,7 @@ template <typename E, typename T>
 void pack_weights(const PackWeights<E, T>& job) {
   std::int64_t first = 0;
   if constexpr (std::is_same_v<E, T>) {
+    if (job.channel_step == 1 && job.tap_count > 0 && job.channels > 1) return pack_side_by_side(job);
     if (pack_whole_taps(job)) return;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
     while (first < job.valid && job.valid > 1 && pack_vector(job, first)) first += lanes;

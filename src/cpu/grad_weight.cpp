@@ -9,9 +9,11 @@
 // so that threads change no result.
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <vector>
 
 #include "core/parallel.h"
+#include "cpu/mirror.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
@@ -31,6 +33,12 @@ constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot 
 constexpr std::int64_t kFewOutputs = 6;  // fewer output channels than this: their taps are the rows
 
 struct Blocking {
+  // Small groups whose channels lie side by side are joined until they fill a vector; what they give with each other is
+  // dropped.
+  std::int64_t joined = 1;
+  std::int64_t groups = 1;
+  std::int64_t group_inputs = 1;  // channels, of joined groups
+  std::int64_t group_outputs = 1;
   bool along_inputs = true;  // vectors run along the input channels
   bool taps_are_rows = false;
   std::int64_t inputs = 1;  // channels of a block
@@ -43,9 +51,19 @@ struct Blocking {
 Blocking choose_blocking(const Problem& problem) {
   std::int64_t taps = 1;
   for (const Axis& axis : problem.axes) taps *= axis.kernel;
-  const std::int64_t inputs = std::max<std::int64_t>(problem.in_channels_per_group(), 1);
-  const std::int64_t outputs = std::max<std::int64_t>(problem.out_channels_per_group(), 1);
   Blocking blocking;
+  blocking.group_inputs = problem.in_channels_per_group();
+  blocking.group_outputs = problem.out_channels_per_group();
+  if (problem.input_strides[1] == 1 && problem.output_strides[1] == 1) {
+    for (std::int64_t count = 2; count * blocking.group_inputs <= kMostLanes && count <= problem.groups; ++count) {
+      if (problem.groups % count == 0) blocking.joined = count;
+    }
+  }
+  blocking.groups = problem.groups / blocking.joined;
+  blocking.group_inputs *= blocking.joined;
+  blocking.group_outputs *= blocking.joined;
+  const std::int64_t inputs = std::max<std::int64_t>(blocking.group_inputs, 1);
+  const std::int64_t outputs = std::max<std::int64_t>(blocking.group_outputs, 1);
   blocking.along_inputs = inputs >= kFewInputs;
   blocking.taps_are_rows = blocking.along_inputs && outputs < kFewOutputs && taps > 1;
   const std::int64_t fewest_inputs = blocking.along_inputs ? 16 : 1;
@@ -68,7 +86,7 @@ class GradWeight final : public Kernel {
  public:
   GradWeight(const Problem& problem, const Blocking& blocking, Tiling tiling)
       : problem_(problem), blocking_(blocking), tiling_(std::move(tiling)) {
-    const std::int64_t channel_tasks = problem.groups * blocking.input_blocks * blocking.output_blocks;
+    const std::int64_t channel_tasks = blocking.groups * blocking.input_blocks * blocking.output_blocks;
     block_size_ = tiling_.all_taps() * blocking.outputs * blocking.inputs;
     const std::int64_t all = std::max<std::int64_t>(channel_tasks * block_size_, 1);
     splits_ = std::min(
@@ -107,7 +125,7 @@ class GradWeight final : public Kernel {
     if (problem_.in_channels == 0 || problem_.out_channels == 0) return;
     if (clears_first_) clear(weight, execution);
     if (tiling_.all_taps() == 0 || problem_.batch == 0) return;
-    const std::int64_t channel_tasks = problem_.groups * blocking_.input_blocks * blocking_.output_blocks;
+    const std::int64_t channel_tasks = blocking_.groups * blocking_.input_blocks * blocking_.output_blocks;
     T* const blocks = splits_ > 1 ? static_cast<T*>(buffers.workspace) : nullptr;
     for_each_task(execution, channel_tasks * splits_, [&](std::int64_t task) {
       thread_local Scratch<T> own;
@@ -134,7 +152,7 @@ class GradWeight final : public Kernel {
 
   std::size_t workspace_bytes() const {
     if (splits_ == 1) return 0;
-    return problem_.groups * blocking_.input_blocks * blocking_.output_blocks * splits_ * block_size_ * sizeof(T);
+    return blocking_.groups * blocking_.input_blocks * blocking_.output_blocks * splits_ * block_size_ * sizeof(T);
   }
 
   std::string describe() const override {
@@ -159,8 +177,8 @@ class GradWeight final : public Kernel {
       index /= blocking.output_blocks;
       first_input = index % blocking.input_blocks * blocking.inputs;
       group = index / blocking.input_blocks;
-      inputs = std::min(blocking.inputs, kernel.problem_.in_channels_per_group() - first_input);
-      outputs = std::min(blocking.outputs, kernel.problem_.out_channels_per_group() - first_output);
+      inputs = std::min(blocking.inputs, blocking.group_inputs - first_input);
+      outputs = std::min(blocking.outputs, blocking.group_outputs - first_output);
     }
   };
 
@@ -198,8 +216,8 @@ class GradWeight final : public Kernel {
   void sum_cells(const E* input, const E* grad, const ChannelBlock& channels, std::int64_t split, T* block) const {
     thread_local Memory memory;
     const MathOps<T>& math = math_ops<T>();
-    const std::int64_t input_channel = channels.group * problem_.in_channels_per_group() + channels.first_input;
-    const std::int64_t output_channel = channels.group * problem_.out_channels_per_group() + channels.first_output;
+    const std::int64_t input_channel = channels.group * blocking_.group_inputs + channels.first_input;
+    const std::int64_t output_channel = channels.group * blocking_.group_outputs + channels.first_output;
     const View<const E> input_view{input + input_channel * problem_.input_strides[1], problem_.input_strides,
                                    channels.inputs};
     const View<const E> grad_view{grad + output_channel * problem_.output_strides[1], problem_.output_strides,
@@ -379,8 +397,8 @@ class GradWeight final : public Kernel {
   // The output channels first <= output < last of a block.
   void store(const T* block, const ChannelBlock& channels, std::int64_t first, std::int64_t last, E* weight) const {
     const Strides& strides = problem_.weight_strides;
-    const std::int64_t input_channel = channels.group * problem_.in_channels_per_group() + channels.first_input;
-    E* const to = weight + input_channel * strides[0] + channels.first_output * strides[1];
+    const std::int64_t inputs = problem_.in_channels_per_group();
+    const std::int64_t outputs = problem_.out_channels_per_group();
     Scatter<E, T> job;
     job.to_places = weight_places_.data();
     job.to_step = strides[0];
@@ -388,11 +406,18 @@ class GradWeight final : public Kernel {
     // A few input channels at a time, so that what is written together stays in the cache.
     constexpr std::int64_t kTogether = 16;
     for (std::int64_t input = 0; input < channels.inputs; input += kTogether) {
-      job.channels = std::min(kTogether, channels.inputs - input);
-      job.from = block + input;
       for (std::int64_t output = first; output < last; ++output) {
+        // Those of the same group.
+        const std::int64_t part = (channels.first_output + output) / outputs;
+        const std::int64_t low = std::max(input, part * inputs - channels.first_input);
+        const std::int64_t high =
+            std::min({input + kTogether, channels.inputs, (part + 1) * inputs - channels.first_input});
+        if (low >= high) continue;
+        job.channels = high - low;
+        job.from = block + low;
         job.from_places = block_places_.data() + output * job.count;
-        job.to = to + input * strides[0] + output * strides[1];
+        job.to = weight + (channels.group * blocking_.group_inputs + channels.first_input + low) * strides[0] +
+                 (channels.first_output + output - part * outputs) * strides[1];
         element_ops<E, T>().scatter(job);
       }
     }
@@ -409,9 +434,7 @@ class GradWeight final : public Kernel {
   bool clears_first_ = false;
 };
 
-}  // namespace
-
-Proposal propose_grad_weight(const Problem& problem) {
+Proposal propose_as_it_is(const Problem& problem) {
   const Blocking blocking = choose_blocking(problem);
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {
@@ -429,6 +452,16 @@ Proposal propose_grad_weight(const Problem& problem) {
     proposal.kernel = kernel;
     return proposal;
   });
+}
+
+}  // namespace
+
+Proposal propose_grad_weight(const Problem& problem) {
+  const std::optional<Problem> other = mirrored(problem);
+  if (!other) return propose_as_it_is(problem);
+  Proposal proposal = propose_as_it_is(*other);
+  if (proposal.kernel != nullptr) proposal.kernel = run_mirrored(problem, proposal.kernel);
+  return proposal;
 }
 
 }  // namespace tconv::cpu

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "cpu/simd.h"
 
@@ -90,13 +91,21 @@ void multiply_panels(const MathOps<T>& math, const typename MathOps<T>::TileSize
   }
 }
 
-// The same for cells that are read where they are, in register tiles of about the same height; job.a, job.offsets and
-// job.places as multiply_cells wants them.
+// Cells at equal distances in both matrices of a product: places in a and in c.
+struct CellRun {
+  std::int64_t a = 0;
+  std::int64_t a_step = 0;
+  std::int64_t c = 0;
+  std::int64_t c_step = 0;
+  std::int64_t count = 0;
+};
+
+// The same for cells that are read where they are, in register tiles of about the same height; job.offsets and
+// job.places as multiply_cells wants them. A panel is used for all runs before the next one.
 template <typename T>
-void multiply_cells(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::int64_t cells,
+void multiply_cells(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::span<const CellRun> runs,
                     std::int64_t columns, const Panels<T>& panels, MultiplyCells<T> job) {
   const std::int64_t panel = tile.vectors * math.lanes;
-  const std::int64_t tiles = (cells + tile.rows - 1) / tile.rows;
   const T* const a = job.a;
   T* const c = job.c;
   const T* const initial = job.initial;
@@ -104,11 +113,16 @@ void multiply_cells(const MathOps<T>& math, const typename MathOps<T>::TileSize&
     job.b_step = panel_width(math, panel, columns, n);
     job.b = panels.data + n * panels.depth;
     job.initial = initial == nullptr ? nullptr : initial + n;
-    for (std::int64_t i = 0; i < tiles; ++i) {
-      const std::int64_t m = cells * i / tiles;
-      job.a = a + m * job.a_step;
-      job.c = c + m * job.c_step + n;
-      math.multiply_cells[cells * (i + 1) / tiles - m - 1][job.b_step / math.lanes - 1](job);
+    for (const CellRun& run : runs) {
+      job.a_step = run.a_step;
+      job.c_step = run.c_step;
+      const std::int64_t tiles = (run.count + tile.rows - 1) / tile.rows;
+      for (std::int64_t i = 0; i < tiles; ++i) {
+        const std::int64_t m = run.count * i / tiles;
+        job.a = a + run.a + m * run.a_step;
+        job.c = c + run.c + m * run.c_step + n;
+        math.multiply_cells[run.count * (i + 1) / tiles - m - 1][job.b_step / math.lanes - 1](job);
+      }
     }
   }
 }
