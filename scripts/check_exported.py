@@ -159,6 +159,9 @@ def main() -> int:
 
         for path in options.files:
             module = load(path)
+            if not hasattr(module, "LAYERS"):
+                print(f"skipped  {path.name}: not an exported file")
+                continue
             folder = Path(scratch) / path.stem
             folder.mkdir()
             for gpu, pieces in sets_of(module):
