@@ -41,6 +41,7 @@ PYTORCH = {"1.13.1": "c++14", "2.0.0": "c++17"}  # and the standard that their l
 # What the kernels' namespaces need of the part that nvcc alone compiles.
 DEVICE_ONLY = """
 constexpr long long ceil_div(long long a, long long b) { return (a + b - 1) / b; }
+constexpr long long at_most(long long a, long long b) { return a < b ? a : b; }
 inline void* at(void* tensor, long long bytes) { return static_cast<char*>(tensor) + bytes; }
 template <typename Kernel, typename... Given>
 int launch(Kernel, dim3, unsigned, unsigned long long, bool, void*, const Given&...) { return 0; }
@@ -158,6 +159,9 @@ def main() -> int:
 
         for path in options.files:
             module = load(path)
+            if not hasattr(module, "LAYERS"):
+                print(f"skipped  {path.name}: not an exported file")
+                continue
             folder = Path(scratch) / path.stem
             folder.mkdir()
             for gpu, pieces in sets_of(module):

@@ -20,23 +20,23 @@ the bias is the sum of dy.
 The layer: n8 c24->40 i48x80 k3x5 s2x3 p1x2 op1x2 d2x3 with bias, float32; output [98, 248].
 Height: 2 phases, 1 with taps; width: 3 phases, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
-    forward: tile (1 phases x 40 channels by 1x1x5x28 cells, depth 8x8 of 24x15, warpgroups 1x1x1 of 64x160, 240
-        blocks (3 per multiprocessor), 62 KiB shared, weights packed) [Hopper, TF32]
+    forward: tile (1 phases x 40 channels by 1x1x2x28 cells, depth 8x9 of 24x15, streams to warpgroups 1x1x1 of
+        40x64, 600 blocks (3 per multiprocessor), 68 KiB shared, weights packed) [Hopper, TF32]
     forward: tile (1 phases x 16 channels by 1x1x2x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1800 blocks
         (2 per multiprocessor), 30 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
         (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (24 channels by 1x1x3x40 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x2x1
-        of 24x64, 256 blocks (2 per multiprocessor), 108 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (24 channels by 1x1x3x80 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x4x1
+        of 24x64, 128 blocks (1 per multiprocessor), 211 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 2x1x4 of 16x64, 512
         blocks (1 per multiprocessor), 37 KiB shared, weights in place) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
         blocks (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_weight: reduce (64 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warpgroups 1x1x1 of
-        64x120 and 4 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 195 KiB
+        64x120 and 8 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 195 KiB
         shared) [Hopper, TF32]
-    grad_weight: reduce (16 out channels by 1x3x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of
-        16x128 and 4 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 177 KiB
+    grad_weight: reduce (64 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warpgroups 1x1x1 of
+        64x120 and 8 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 204 KiB
         shared) [Hopper, strict]
     grad_weight: reduce (32 in channels by 1x1x5 taps x 40 channels; 1x1x4x16 pixels at a time, warps 2x1x1 of
         16x208, vectors of 4 and 1, 72 parts, 216 blocks (2 per multiprocessor), 45 KiB shared) [8.0 and later,
@@ -587,44 +587,35 @@ long long workspace_bytes(int direction, const Layer& layer) {
 }
 """
 PIECES["forward_hopper_tf32"] = r"""
-// forward, tile: 1 phases x 40 channels by 1x1x5x28 cells, depth 8x8 of 24x15, warpgroups 1x1x1 of 64x160, 240 blocks
-// (3 per multiprocessor), 62 KiB shared, weights packed
+// forward, tile: 1 phases x 40 channels by 1x1x2x28 cells, depth 8x9 of 24x15, streams to warpgroups 1x1x1 of 40x64,
+// 600 blocks (3 per multiprocessor), 68 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 28}, 40, true, false, 0, 0, 0, 0,
-    0, -1, 1, 20, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
+    4, 1, true, 396, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false};
+__device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
+__constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, %80, %81, p, 1, 1; }"
+#define kStoresVectors 0
+__device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, {%20, %21, %22, %23}, %24, "
+    "p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-    "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
- : "l"(a), "l"(b));
+    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace forward_1_kernel
 
 namespace forward_2_kernel {
@@ -632,36 +623,28 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 28}, 40, true, false, 0, 0, 0, 0,
-    0, -1, 1, 20, 1, 1, 1, 1, 2, 8, 2, true, 3, true, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
+    4, 1, true, 396, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false};
+__device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
+__constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-__device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
-    "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, %80, %81, p, 1, 1; }"
+#define kStoresVectors 0
+__device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, {%20, %21, %22, %23}, %24, "
+    "p, 1, 1; }"
  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
     "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-    "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
-    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
-    "+f"(d[15][3]), "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
-    "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]),
-    "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
- : "l"(a), "l"(b));
+    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-#include "tile_sm90.cuh"
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace forward_2_kernel
 
 int forward(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -682,11 +665,12 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 10, 3},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 25, 3},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(6, 1, 1);
+    const long long blocks = 6;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 9616,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -707,36 +691,38 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 10, 3},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 25, 3},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 30), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 128, 63512,
-                             false, stream, params);
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 75;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 70128,
+                             true, stream, params);
     if (error != 0) return error;
   }
   return 0;
 }
 
-long long forward_workspace(const Layer&) { return 92160; }
+long long forward_workspace(const Layer&) { return 57600; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 24 channels by 1x1x3x40 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x2x1 of
-// 24x64, 256 blocks (2 per multiprocessor), 108 KiB shared, weights packed
+// grad_input, tile: 24 channels by 1x1x3x80 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x4x1 of
+// 24x64, 128 blocks (1 per multiprocessor), 211 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 40}, 24, true, true, 24, 4, 2, 2, 3, -1, 1, 8, 1, 2, 1, 1, 2, 15, 0, true, 2, true, false,
-    true, false};
-__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136,
-    2148, 2160, };
+    1, 1}, {1, 1, 3, 80}, 24, true, true, 24, 4, 2, 2, 4, -1, true, 132, 0, 1, 8, 1, 4, 1, 1, 2, 15, 0, true, 1,
+    true, false, true, false};
+__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 2016, 2028, 2040, 2052, 2064, 4032, 4044, 4056,
+    4068, 4080, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136, 2148, 2160, };
+__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 2016, 2028, 2040, 2052, 2064, 4032, 4044, 4056, 4068, 4080, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
@@ -748,6 +734,7 @@ constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace grad_input_1_kernel
 
 namespace grad_input_2_kernel {
@@ -755,14 +742,15 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 40}, 24, true, true, 24, 4, 2, 2, 3, -1, 1, 8, 1, 2, 1, 1, 2, 15, 0, true, 2, true, false,
-    true, false};
-__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136,
-    2148, 2160, };
+    1, 1}, {1, 1, 3, 80}, 24, true, true, 24, 4, 2, 2, 4, -1, true, 132, 0, 1, 8, 1, 4, 1, 1, 2, 15, 0, true, 1,
+    true, false, true, false};
+__device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 2016, 2028, 2040, 2052, 2064, 4032, 4044, 4056,
+    4068, 4080, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136, 2148, 2160, };
+__constant__ int kBackCells[] = {0, 12, 24, 36, 48, 2016, 2028, 2040, 2052, 2064, 4032, 4044, 4056, 4068, 4080, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
@@ -772,7 +760,9 @@ __device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4
 }
 #include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace grad_input_2_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -793,11 +783,12 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 2},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 1},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(10, 1, 1);
+    const long long blocks = 10;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 5776,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -818,13 +809,14 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 2},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 1},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 32), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 384, 110928,
-                             false, stream, params);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 16;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 640, 217056,
+                             true, stream, params);
     if (error != 0) return error;
   }
   return 0;
@@ -834,13 +826,13 @@ long long grad_input_workspace(const Layer&) { return 76800; }
 """
 PIECES["grad_weight_hopper_tf32"] = r"""
 // grad_weight, reduce: 64 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warpgroups 1x1x1 of
-// 64x120 and 4 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 195 KiB shared
+// 64x120 and 8 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 195 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, true, 1, 1, 24, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 22}, 2, 2,
-    1, 32, 4, 8, 4, 1, 4, 4, 0, 88, 3, 1, true, false};
+    1, 32, 32, 8, 8, 4, 4, 1, 4, 4, false, 0, 88, 3, 1, true, false};
 __constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, 336, 384, 432, 480, };
 __device__ __forceinline__ void multiply(float (&d)[15][4], unsigned long long a, unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n120k8.f32.tf32.tf32 {%0, %1, "
@@ -867,7 +859,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, true, 1, 1, 24, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 22}, 2, 2,
-    1, 32, 4, 8, 4, 1, 4, 4, 0, 88, 3, 1, true, false};
+    1, 32, 32, 8, 8, 4, 4, 1, 4, 4, false, 0, 88, 3, 1, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -879,6 +871,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         at(tensors.output, 996),  // rows
         tensors.input,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         at(tensors.weight, 56),  // weight
         {972160, 24304, 24304, 496, 3},  // row_strides
@@ -897,8 +891,9 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {88320, 0, 80, 88},  // column_advance
         44,  // parts
     };
-    const dim3 grid(132, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 256, 200496,
+    const long long blocks = 132;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 384, 200496,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -906,6 +901,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         at(tensors.output, 996),  // rows
         tensors.input,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         at(tensors.weight, 56),  // weight
         {972160, 24304, 24304, 496, 3},  // row_strides
@@ -924,9 +921,10 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {88320, 0, 80, 88},  // column_advance
         44,  // parts
     };
-    const dim3 grid(90, 1, 1);
+    const long long blocks = 90;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
-                             false, stream, params);
+                             true, stream, params);
     if (error != 0) return error;
   }
   return 0;
@@ -943,7 +941,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 16, false, false, 0, 0, 0,
-    0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
@@ -961,7 +959,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 16, false, false, 0, 0, 0,
-    0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
@@ -969,6 +967,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
 
@@ -994,7 +993,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
-    const dim3 grid(6, 3, 1);
+    const long long blocks = 6;
+    const dim3 grid(static_cast<unsigned>(blocks), 3, 1);
     const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 3856,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1019,7 +1019,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 225), 1, 1);
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 225;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 31232,
                              true, stream, params);
     if (error != 0) return error;
@@ -1037,8 +1038,8 @@ namespace grad_input_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, -1, 1, 8, 2, 1, 4, 1, 2, 15, 3, true, 1, false, false,
-    false, false};
+    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 8, 2, 1, 4, 1, 2, 15, 3,
+    true, 1, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
@@ -1046,6 +1047,7 @@ __constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_kernel
 
@@ -1071,7 +1073,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_kernel::kSamples) * 64), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_kernel::kSamples) * 64;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_kernel::tconv_tile, grid, 256, 38880,
                              false, stream, params);
     if (error != 0) return error;
@@ -1082,16 +1085,32 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_weight_hopper_strict"] = r"""
-// grad_weight, reduce: 16 out channels by 1x3x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of 16x128
-// and 4 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 177 KiB shared
+// grad_weight, reduce: 64 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warpgroups 1x1x1 of
+// 64x120 and 8 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 204 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 3, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 2, 2,
-    1, 16, 4, 8, 4, 1, 4, 4, 0, 88, 4, 1, true, false};
-__constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, };
-#include "reduce.cuh"
+    false, false, {1, 1, 5}, {false, false, false}, true, 1, 1, 24, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 22}, 2, 2,
+    1, 32, 32, 8, 8, 4, 4, 1, 4, 3, false, 200, 88, 2, 1, true, false};
+__constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, 336, 384, 432, 480, };
+__device__ __forceinline__ void multiply(float (&d)[15][4], unsigned long long a, unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n120k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
+    "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59}, %60, %61, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+    "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
+    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
+    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
+    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3])
+ : "l"(a), "l"(b));
+}
+#include "reduce_sm90.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_1_kernel
 
@@ -1099,8 +1118,8 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 3, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 2, 2,
-    1, 16, 4, 8, 4, 1, 4, 4, 0, 88, 4, 1, true, false};
+    false, false, {1, 1, 5}, {false, false, false}, true, 1, 1, 24, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 22}, 2, 2,
+    1, 32, 32, 8, 8, 4, 4, 1, 4, 3, false, 200, 88, 2, 1, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1112,6 +1131,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         at(tensors.output, 996),  // rows
         tensors.input,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         at(tensors.weight, 56),  // weight
         {972160, 24304, 24304, 496, 3},  // row_strides
@@ -1122,16 +1143,17 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 49, 83},  // row_size
         {1, 48, 80},  // column_size
         {0, 1, 3},  // pad
-        3,  // row_blocks
+        1,  // row_blocks
         1,  // column_blocks
-        {1, 1, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 25, 3},  // tiles
-        {948184, 328, 824, 84},  // row_advance
-        {88264, -56, 104, 28},  // column_advance
+        {1, 3, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 49, 1},  // tiles
+        {948352, 496, 496, 264},  // row_advance
+        {88320, 0, 80, 88},  // column_advance
         44,  // parts
     };
-    const dim3 grid(132, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 224, 181952,
+    const long long blocks = 132;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 384, 209824,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1139,6 +1161,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         at(tensors.output, 996),  // rows
         tensors.input,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         at(tensors.weight, 56),  // weight
         {972160, 24304, 24304, 496, 3},  // row_strides
@@ -1149,17 +1173,18 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 49, 83},  // row_size
         {1, 48, 80},  // column_size
         {0, 1, 3},  // pad
-        3,  // row_blocks
+        1,  // row_blocks
         1,  // column_blocks
-        {1, 1, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 25, 3},  // tiles
-        {948184, 328, 824, 84},  // row_advance
-        {88264, -56, 104, 28},  // column_advance
+        {1, 3, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 49, 1},  // tiles
+        {948352, 496, 496, 264},  // row_advance
+        {88320, 0, 80, 88},  // column_advance
         44,  // parts
     };
-    const dim3 grid(90, 1, 1);
+    const long long blocks = 90;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
-                             false, stream, params);
+                             true, stream, params);
     if (error != 0) return error;
   }
   return 0;
@@ -1176,7 +1201,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1194,7 +1219,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1202,6 +1227,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
 
@@ -1227,7 +1253,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
-    const dim3 grid(6, 3, 1);
+    const long long blocks = 6;
+    const dim3 grid(static_cast<unsigned>(blocks), 3, 1);
     const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 3856,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1252,7 +1279,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 204), 1, 1);
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 204;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 31040,
                              false, stream, params);
     if (error != 0) return error;
@@ -1270,8 +1298,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1288,8 +1316,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1297,6 +1325,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
 
@@ -1322,7 +1351,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const dim3 grid(10, 2, 1);
+    const long long blocks = 10;
+    const dim3 grid(static_cast<unsigned>(blocks), 2, 1);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3856,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1347,7 +1377,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 120), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 120;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 30720,
                              false, stream, params);
     if (error != 0) return error;
@@ -1365,7 +1396,7 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, false, 1, 2, 40, 1, 5, 1, 1, {1, 1, 4, 1}, {1, 1, 1, 16}, 4, 1,
-    0, 4, 8, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+    0, 4, 8, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 __constant__ int kProductCells[] = {0, 80, 160, 240, 320, 400, 480, 560, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1376,7 +1407,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, false, 1, 2, 40, 1, 5, 1, 1, {1, 1, 4, 1}, {1, 1, 1, 16}, 4, 1,
-    0, 4, 8, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+    0, 4, 8, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1388,6 +1419,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         tensors.input,  // rows
         at(tensors.output, 996),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {92160, 3840, 3840, 80, 1},  // row_strides
@@ -1406,7 +1439,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {950144, 2288, 1792, 48},  // column_advance
         72,  // parts
     };
-    const dim3 grid(216, 1, 1);
+    const long long blocks = 216;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 64, 46528,
                              false, stream, params);
     if (error != 0) return error;
@@ -1415,6 +1449,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         tensors.input,  // rows
         at(tensors.output, 996),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {92160, 3840, 3840, 80, 1},  // row_strides
@@ -1433,7 +1469,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {950144, 2288, 1792, 48},  // column_advance
         72,  // parts
     };
-    const dim3 grid(90, 1, 1);
+    const long long blocks = 90;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -1452,7 +1489,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1470,7 +1507,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1478,6 +1515,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
 
@@ -1503,7 +1541,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
-    const dim3 grid(6, 3, 1);
+    const long long blocks = 6;
+    const dim3 grid(static_cast<unsigned>(blocks), 3, 1);
     const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 3856,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1528,7 +1567,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 204), 1, 1);
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 204;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 31040,
                              false, stream, params);
     if (error != 0) return error;
@@ -1546,8 +1586,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1564,8 +1604,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1573,6 +1613,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
 
@@ -1598,7 +1639,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const dim3 grid(10, 2, 1);
+    const long long blocks = 10;
+    const dim3 grid(static_cast<unsigned>(blocks), 2, 1);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3856,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1623,7 +1665,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 120), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 120;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 30720,
                              false, stream, params);
     if (error != 0) return error;
@@ -1641,7 +1684,7 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 1, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
-    1, 16, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+    1, 16, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 __constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1652,7 +1695,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 1, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
-    1, 16, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+    1, 16, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1664,6 +1707,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         at(tensors.output, 996),  // rows
         tensors.input,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         at(tensors.weight, 56),  // weight
         {972160, 24304, 24304, 496, 3},  // row_strides
@@ -1682,7 +1727,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {88264, -56, 104, 28},  // column_advance
         24,  // parts
     };
-    const dim3 grid(216, 1, 1);
+    const long long blocks = 216;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 32, 25760,
                              false, stream, params);
     if (error != 0) return error;
@@ -1691,6 +1737,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         at(tensors.output, 996),  // rows
         tensors.input,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         at(tensors.weight, 56),  // weight
         {972160, 24304, 24304, 496, 3},  // row_strides
@@ -1709,7 +1757,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {88264, -56, 104, 28},  // column_advance
         24,  // parts
     };
-    const dim3 grid(45, 1, 1);
+    const long long blocks = 45;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -2704,6 +2753,10 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_half(unsigned address, unsigned bits) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(bits)) : "memory");
+}
+
 __device__ __forceinline__ unsigned load_shared_32(unsigned address) {
   unsigned word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
@@ -2891,6 +2944,7 @@ __device__ __forceinline__ void store_row(const TeamTile& team, int tile, int ha
 // Sums that are parts go to the workspace as they lie.
 __device__ __forceinline__ void store_parts(const ReduceParams& params, const ReduceBlock& block,
                                             const TeamTile& team) {
+  ptx::let_next_kernel_start();
   float* const sums = params.sums + (static_cast<long long>(block.part) * reduce_tiles(params) + block.tile) *
                                         kShape.block_rows() * kShape.block_sums();
 #pragma unroll
@@ -2986,7 +3040,7 @@ struct Stages {
   __device__ __forceinline__ Stages(const ReduceParams& params, const ReduceBlock& block, unsigned shared_address)
       : shared(shared_address) {
     // Counted in 64 bits: parts times stages may be more than an int holds.
-    const long long all = static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const long long all = reduce_stages(params);
     begin = static_cast<int>(all * block.part / params.parts);
     end = static_cast<int>(all * (block.part + 1) / params.parts);
   }
@@ -3048,42 +3102,61 @@ struct Ring {
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
-      ptx::init_barrier(barriers + i * 16, kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : kShape.loader_warps);
       ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
     }
     ptx::publish_barriers();
   }
 };
 
-// Copies are under way while the stage before them is arranged.
+// Lines that are arranged make room for copies at once, so that the next stage is always on its way. The first turns
+// only copy.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
                                             Ring ring, int warp) {
-  constexpr int kAhead = kShape.raw_stages - 1;
+  constexpr int kRawStages = kShape.raw_stages;
   StageOrigin origin(params, stages.begin);
   LineLoader loader(params, block, origin, warp, ring.stages + kShape.raw_cell() * 16);
-  int copied = stages.begin;
-  int raw_in = 0;
-  int raw_out = 0;
-  const auto copy_next = [&] {
-    if (copied < stages.end) loader.copy(params, block, origin, raw_in);
+  int slot = 0;
+#pragma unroll 1
+  for (int index = stages.begin - kRawStages; index < stages.end; ++index) {
+    if (index >= stages.begin) {
+      ptx::wait_for_copies<kRawStages - 1>();
+      __syncwarp();
+      ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+      loader.arrange(slot, ring.stage());
+      publish_stage();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+      ring.advance();
+    }
+    if (index + kRawStages < stages.end) loader.copy(params, block, origin, slot);
     ptx::commit_copies();
     loader.advance(params, origin.advance(params));
-    ++copied;
-    raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
-  };
-#pragma unroll 1
-  for (int i = 0; i < ptx::opaque(kAhead); ++i) copy_next();
+    slot = slot + 1 == kRawStages ? 0 : slot + 1;
+  }
+}
+
+// Stages that were packed come whole, by the copy engine; one thread of a warp asks for them.
+__device__ __forceinline__ void fetch_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                             Ring ring) {
+  constexpr int kRowBytes = kShape.row_cells() * 16;
+  constexpr int kColumnBytes = kShape.column_cells() * 16;
+  const long long all = reduce_stages(params);
+  const char* rows =
+      static_cast<const char*>(params.packed_rows) + (row_image(params, block) * all + stages.begin) * kRowBytes;
+  const char* columns = static_cast<const char*>(params.packed_columns) +
+                        (column_image(params, block) * all + stages.begin) * kColumnBytes;
+  ptx::wait_for_previous_kernel();
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
-    ptx::wait_for_copies<kAhead - 1>();
-    __syncwarp();
-    copy_next();
     ptx::wait_barrier(ring.done(), ring.lap ^ 1);
-    loader.arrange(raw_out, ring.stage());
-    publish_stage();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
-    raw_out = raw_out + 1 == kShape.raw_stages ? 0 : raw_out + 1;
+    if (threadIdx.x % 32 == 0) {
+      ptx::expect_bytes(ring.loaded(), kRowBytes + kColumnBytes);
+      ptx::copy_bulk(ring.stage(), rows, kRowBytes, ring.loaded());
+      ptx::copy_bulk(ring.stage() + kRowBytes, columns, kColumnBytes, ring.loaded());
+    }
+    rows += kRowBytes;
+    columns += kColumnBytes;
     ring.advance();
   }
 }
@@ -3123,7 +3196,11 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-      load_stages(params, block, stages, ring, warp - kShape.team_warps());
+      if constexpr (kShape.packed) {
+        if (warp == kShape.team_warps()) fetch_stages(params, block, stages, ring);
+      } else {
+        load_stages(params, block, stages, ring, warp - kShape.team_warps());
+      }
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
@@ -3173,6 +3250,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   tile = (tile * params.tap_blocks[0] + d / kShape.taps[0]) * params.tap_blocks[1] + h / kShape.taps[1];
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
 
+  ptx::wait_for_previous_kernel();
   float total[kTogether] = {};
   if (exists) {
     int at[kTogether];  // among the sums of a part, from the first tap's tile
@@ -3251,6 +3329,19 @@ struct ReduceBlock {
     group = rest / params.row_blocks;
   }
 };
+
+// Which of the packed images of each tensor a block multiplies.
+__device__ __forceinline__ long long row_image(const ReduceParams& params, const ReduceBlock& block) {
+  return block.group * params.row_blocks + block.first_row / kShape.block_rows();
+}
+__device__ __forceinline__ long long column_image(const ReduceParams& params, const ReduceBlock& block) {
+  long long image = block.group * params.column_blocks + block.first_column / kShape.block_columns();
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    image = image * params.tap_blocks[axis] + block.first_tap[axis] / kShape.taps[axis];
+  }
+  return image;
+}
 
 // Elements between the start of a vector and the first that a block's taps read along the width.
 __device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
@@ -3577,6 +3668,9 @@ struct RawLines {
   constexpr int lines() const { return count[0] * count[1] * count[2]; }
 };
 
+// Warps of a block that packs.
+constexpr int kPackWarps = 4;
+
 struct ReduceShape {
   TileMath math;
   int element_bytes;
@@ -3615,9 +3709,12 @@ struct ReduceShape {
   int column_lanes;
   int most_cells;    // cells that a thread loads at once
   int loader_warps;  // warps that load and do nothing else; 0: all warps do both
-  int row_copy;      // elements that such a warp copies at once, along the width
+  int row_warps;     // of these, those that share the channels of each tensor: all, or each tensor has its own
+  int column_warps;
+  int row_copy;  // elements that such a warp copies at once, along the width
   int column_copy;
   int raw_stages;      // of its copies
+  bool packed;         // a kernel before has arranged both tensors as the stages of the blocks: they come whole
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
@@ -3674,11 +3771,14 @@ struct ReduceShape {
   constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
-  constexpr int row_pitch() const { return block_rows() + 1; }
+  constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
   constexpr int team_cells() const { return column_units() * team_columns; }
   constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
   constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
-  constexpr int stage_cells() const { return row_cells() + column_cells(); }
+  // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
+  constexpr bool splits() const { return warpgroup && math == TileMath::fp32x3; }
+  constexpr int plane_cells() const { return row_cells() + column_cells(); }
+  constexpr int stage_cells() const { return plane_cells() * (splits() ? 2 : 1); }
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
   constexpr int spare_cells() const { return run * team_columns + 16; }
@@ -3687,7 +3787,7 @@ struct ReduceShape {
   constexpr int raw_cell() const { return table_cell() + stages; }
   constexpr int pipeline_bytes() const {
     if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
-    return 16 * raw_cell() + raw_stages * raw_stage_bytes();
+    return 16 * raw_cell() + (packed ? 0 : raw_stages * raw_stage_bytes());
   }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
@@ -3732,19 +3832,29 @@ struct ReduceShape {
     return lines;
   }
   constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  constexpr bool sides_apart() const { return row_warps + column_warps == loader_warps; }
+  // Warps that share the channels of a block: of the block itself, or of one that packs its stages.
+  constexpr int side_warps(bool of_rows) const { return packed ? kPackWarps : of_rows ? row_warps : column_warps; }
   // A warp that loads has channels of its own.
   constexpr int warp_channels(bool of_rows) const {
     const int channels = of_rows ? loaded_rows() : loaded_columns();
     const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
-    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    const int warps = side_warps(of_rows) == 0 ? 1 : side_warps(of_rows);
     return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
   }
+  // Lanes along the channels when a warp arranges its lines, a power of two; the others go along the units.
+  constexpr int channel_lanes(bool of_rows) const {
+    int lanes = 1;
+    while (lanes < warp_channels(of_rows) && lanes < 32) lanes *= 2;
+    return lanes;
+  }
   // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
-  // apart, those of neighbouring lanes start on different banks.
+  // apart, eight lanes meet no bank twice: those that read the same channel have neighbouring places.
   constexpr int raw_channel_bytes(bool of_rows) const {
     if (channels_last(of_rows)) return element_bytes;
     const RawLines lines = raw_lines(of_rows);
-    return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
+    const int places = channel_lanes(of_rows) < 8 ? 8 / channel_lanes(of_rows) : 1;
+    return ((lines.lines() * lines.pitch * element_bytes + 16 * places - 1) / (16 * places) | 1) * 16 * places;
   }
   constexpr int raw_element_bytes(bool of_rows) const {
     return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
@@ -3754,8 +3864,13 @@ struct ReduceShape {
     const RawLines lines = raw_lines(of_rows);
     return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
   }
-  constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
-  constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
+  constexpr int raw_stage_bytes() const {
+    return row_warps * raw_side_bytes(true) + column_warps * raw_side_bytes(false);
+  }
+  // Shared memory of a block that packs the stage of one tensor.
+  constexpr int pack_bytes() const {
+    return kPackWarps * (raw_side_bytes(true) > raw_side_bytes(false) ? raw_side_bytes(true) : raw_side_bytes(false));
+  }
 
   // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const {
@@ -3812,6 +3927,8 @@ struct ReduceShape {
 struct ReduceParams {
   const void* rows;
   const void* columns;
+  void* packed_rows;         // [group][row block][stage] cells, where stages come whole
+  void* packed_columns;      // [group][column block][tap block][stage] cells
   float* sums;               // [part][tile][row][...] where the block's sums are parts
   void* weight;              // else: the result
   long long row_strides[5];  // batch, channel, depth, height, width
@@ -3838,6 +3955,15 @@ constexpr int reduce_tiles(const ReduceParams& params) {
          params.tap_blocks[2];
 }
 
+constexpr int reduce_row_images(const ReduceParams& params) { return params.groups * params.row_blocks; }
+constexpr int reduce_column_images(const ReduceParams& params) {
+  return params.groups * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] * params.tap_blocks[2];
+}
+// Stages of all parts together.
+constexpr long long reduce_stages(const ReduceParams& params) {
+  return static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+}
+
 // Threads of a block of the second kernel.
 constexpr int kFinishThreads = 256;
 """
@@ -3853,12 +3979,6 @@ FILES["reduce_stage.cuh"] = r"""
 // registers, and some time later arranged as cells. A warp has channels of its own, and nobody else reads its copies.
 
 #include "reduce_load.cuh"
-
-constexpr int power_above(int count) {
-  int power = 1;
-  while (power < count && power < 32) power *= 2;
-  return power;
-}
 
 struct LineTable {
   int at[8];
@@ -3914,7 +4034,7 @@ struct LineSide {
   static constexpr int kTogether = kChannelLanes * kChannelStep;  // channels that are copied at once
 
   static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
-  static constexpr int kOthers = power_above(kWarpChannels);  // lanes along the channels, at most 32
+  static constexpr int kOthers = kShape.channel_lanes(kOfRows);
   static constexpr int kLanes = 32 / kOthers;
   static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;  // cells arranged at once
   static constexpr int kWords = kShape.vector_words(kLength);
@@ -3928,7 +4048,8 @@ struct LineSide {
   static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
   static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
   static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
-  static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kKept = kRounds <= 8 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kChecked = 3;                        // rounds written out for stages at a border, too
 
   const Element* base;                     // sample 0, the warp's first channel
   const Element* next;                     // the first element of the stage that is copied next, inside or not
@@ -4010,7 +4131,7 @@ struct LineSide {
   // Copies the stage that starts at `origin`; what lies outside the tensor becomes zeros.
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        unsigned stage_offset) const {
-    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    if (channels <= 0) return;
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
     bool inside = true;
     constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
@@ -4019,42 +4140,85 @@ struct LineSide {
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
-#pragma unroll kKept> 0 ? kKept : 1
-    for (int round = 0; round < kRounds; ++round) {
-      const int number = copy_of(round);
-      if (number >= kCopies || copied_channel() >= kTogether) continue;
-      bool wanted = true;
-      if (!inside) {
-        const Position position = position_of(number);
+    if constexpr (kRounds <= kChecked) {
 #pragma unroll
-        for (int dimension = 0; dimension < 4; ++dimension) {
-          const int at = start.begin[dimension] + position.at[dimension];
-          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
-        }
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset[kKept > 0 ? round : 0], stage_offset);
       }
-      const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
-      const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
-      const int line = number / kLineCopies;
-      unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
-                        (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
-      if (channels == kWarpChannels) {
-#pragma unroll kCopyUnroll
-        for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
-          if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
-            ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          }
-          source += step;
-          target += kTogether * kChannelBytes;
+    } else {
+      if (kKept > 0 && inside && channels == kWarpChannels) {
+#pragma unroll
+        for (int round = 0; round < kKept; ++round) {
+          copy_round(params, start, true, round, offset[kKept > 0 ? round : 0], stage_offset);
         }
-      } else {
+        return;
+      }
 #pragma unroll 1
-        for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset_of(params, round), stage_offset);
+      }
+    }
+  }
+
+  // One round of the lane's copies, the first of them at `place` from the stage's first element, in bytes.
+  __device__ __forceinline__ void copy_round(const ReduceParams& params, const StageStart<kOfRows>& start, bool inside,
+                                             int round, unsigned place, unsigned stage_offset) const {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const int number = copy_of(round);
+    if (number >= kCopies || copied_channel() >= kTogether) return;
+    bool wanted = true;
+    if (!inside) {
+      const Position position = position_of(number);
+#pragma unroll
+      for (int dimension = 0; dimension < 4; ++dimension) {
+        const int at = start.begin[dimension] + position.at[dimension];
+        if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
+      }
+    }
+    const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
+    const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
+    const int gaps = kLines.pitch - kLineCopies * kAlong;  // at the ends of lines
+    unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
+                      (number * kAlong + (gaps == 0 ? 0 : number / kLineCopies * gaps)) * kElementBytes;
+    if constexpr (kCopy * kBytes < 4) {
+      copy_halves(target, source, step, wanted);
+    } else if (channels == kWarpChannels) {
+#pragma unroll kCopyUnroll
+      for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
+        if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
           ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          source += step;
-          target += kTogether * kChannelBytes;
+        }
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    } else {
+#pragma unroll 1
+      for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+        ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    }
+  }
+
+  // Elements of two bytes on their own, too short for a copy, pass registers, some at a time.
+  __device__ __forceinline__ void copy_halves(unsigned target, const char* source, long long step, bool wanted) const {
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int channel = copied_channel(); channel < channels; channel += kAtOnce * kTogether) {
+      unsigned words[kAtOnce][1];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::load_if<2>(wanted && channel + i * kTogether < channels, source + i * step, words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (channel + i * kTogether < channels) {
+          ptx::store_shared_half(target + i * kTogether * kChannelBytes, words[i][0]);
         }
       }
+      source += kAtOnce * step;
+      target += kAtOnce * kTogether * kChannelBytes;
     }
   }
 
@@ -4076,16 +4240,18 @@ struct LineSide {
     return line * kLines.pitch + w;
   }
 
-  __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
+  // Hands the cells of the stage, numbered among those of this tensor, to store(number, cell).
+  template <typename Store>
+  __device__ __forceinline__ void arrange(unsigned stage_offset, const Store& store) const {
+    if (channels <= 0) return;
 #pragma unroll 1
     for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
       const int channel = channel_round + lane() % kOthers;
       if (channel >= channels) continue;
       const unsigned lines = raw + stage_offset + channel * kChannelBytes;
       const int of_block = first_channel + channel;
-      const int cell = kOfRows ? of_block
-                               : kShape.row_cells() + of_block / kShape.team_columns * kShape.team_cells() +
-                                     of_block % kShape.team_columns;
+      const int cell =
+          kOfRows ? of_block : of_block / kShape.team_columns * kShape.team_cells() + of_block % kShape.team_columns;
       constexpr int kNext = kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll kGroupUnroll
       for (int round = 0; round < kGroupRounds; round += kGroupBatch) {
@@ -4109,13 +4275,36 @@ struct LineSide {
         for (int i = 0; i < kGroupBatch; ++i) {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
-          const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+          const int target = cell + group * kLength * kNext;
 #pragma unroll
-          for (int at = 0; at < kLength; ++at) {
-            ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
-          }
+          for (int at = 0; at < kLength; ++at) store(target + at * kNext, cell_of<kWords>(words[i], at));
         }
       }
+    }
+  }
+};
+
+// x = big + small, both TF32; the product of two small parts is below fp32's last bit.
+struct SplitCell {
+  Cell big;
+  Cell small;
+
+  __device__ __forceinline__ explicit SplitCell(const Cell& cell) {
+    float rests = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = __uint_as_float(cell.word[i]);
+      big.word[i] = ptx::nearest_tf32(value);
+      const float rest = value - __uint_as_float(big.word[i]);
+      small.word[i] = ptx::nearest_tf32(rest);
+      rests += rest;
+    }
+    if (rests - rests == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((big.word[i] & 0x7f800000u) != 0x7f800000u) continue;  // infinite, NaN, or rounded up to infinity
+      big.word[i] = cell.word[i];
+      small.word[i] = 0;
     }
   }
 };
@@ -4127,8 +4316,16 @@ struct LineLoader {
 
   __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                         int warp, unsigned raw)
-      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_side_bytes(true)),
+        columns(
+            params, block, origin, column_warp(warp),
+            raw + kShape.row_warps * kShape.raw_side_bytes(true) + column_warp(warp) * kShape.raw_side_bytes(false)) {}
+
+  // Warps that have nothing to do with a tensor stand behind those that share its channels.
+  static __device__ __forceinline__ int column_warp(int warp) {
+    if constexpr (!kShape.sides_apart()) return warp;
+    return warp >= kShape.row_warps ? warp - kShape.row_warps : kShape.column_warps;
+  }
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
@@ -4140,8 +4337,19 @@ struct LineLoader {
     columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
-    rows.arrange(slot * kShape.raw_stage_bytes(), stage);
-    columns.arrange(slot * kShape.raw_stage_bytes(), stage);
+    const auto store_to = [](unsigned first) {
+      return [first](int number, const Cell& cell) {
+        if constexpr (kShape.splits()) {
+          const SplitCell split(cell);
+          ptx::store_16(first + number * 16, split.big);
+          ptx::store_16(first + (kShape.plane_cells() + number) * 16, split.small);
+        } else {
+          ptx::store_16(first + number * 16, cell);
+        }
+      };
+    };
+    rows.arrange(slot * kShape.raw_stage_bytes(), store_to(stage));
+    columns.arrange(slot * kShape.raw_stage_bytes(), store_to(stage + kShape.row_cells() * 16));
   }
 };
 """
@@ -4266,8 +4474,49 @@ struct TeamTile : TeamPlace {
   // The first of the sixteen rows that this thread's warp holds of a tile.
   __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
 
+  // Adds the products of a stage in fp32 out of TF32. The tensor cores cut the bits that they shift out; sums of a few
+  // products are therefore added in fp32.
+  __device__ __forceinline__ void multiply_split_stage(unsigned stage) {
+    constexpr int kDepth = 4;
+    const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
+    const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
+#pragma unroll 1
+    for (int begin = 0; begin < kShape.products(); begin += kDepth) {
+      float part[kRowTiles][kTeamRuns][kColumnTiles][4] = {};
+      ptx::fence_warpgroup();
+#pragma unroll 1
+      for (int product = begin; product < min(begin + kDepth, kShape.products()); ++product) {
+#pragma unroll
+        for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            const unsigned rows = a + 2 * product * kShape.row_pitch() + tile * 64;
+            const unsigned columns = b + run_at[run] + kProductCells[product];
+            multiply(part[tile][run], whole(rows + kShape.plane_cells()), whole(columns));
+            multiply(part[tile][run], whole(rows), whole(columns + kShape.plane_cells()));
+            multiply(part[tile][run], whole(rows), whole(columns));
+          }
+        }
+      }
+      ptx::commit_warpgroup();
+      ptx::wait_for_warpgroup();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+          for (int column = 0; column < kColumnTiles; ++column) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[tile][run][column][i] += part[tile][run][column][i];
+          }
+        }
+      }
+    }
+  }
+
   // Starts the products [begin, end) of a stage.
   __device__ __forceinline__ void multiply_stage(unsigned stage, int begin, int end) {
+    if constexpr (kShape.splits()) return multiply_split_stage(stage);
     const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
     const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
     ptx::fence_warpgroup();
@@ -4403,7 +4652,7 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kC
   const unsigned input_stages = ptx::shared_address(shared_memory);
   const unsigned weight_stages = input_stages + kShape.input_stages() * kShape.input_stage_bytes();
 
-  const BlockPlace place = block_place(params);
+  const BlockPlace place = block_place(params, blockIdx.x);
   const BlockRows rows = block_rows(params, place.block_row);
   const BlockCells cells = block_cells(params, place.cells);
 
@@ -5161,6 +5410,12 @@ struct TileShape {
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.
   int line_axis;
+  // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
+  bool stays;
+  int most_blocks;
+  // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
+  // the cells of a warp fill whole sectors. 0: outputs pass through shared memory.
+  int store_vector;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -5257,7 +5512,10 @@ struct TileShape {
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
-  constexpr int loading_registers() const { return registers_at_start() < 128 ? 48 : 56; }
+  constexpr int loading_registers() const {
+    const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
+    return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
+  }
   constexpr int multiplying_registers() const {
     const int left =
         (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
@@ -5374,15 +5632,20 @@ struct TileShape {
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
   constexpr int turn_channels() const {
     int channels = block_channels;
-    const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    if (store_vector > 0) return channels;
+    int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    if (stays) room = (blocks_per_multiprocessor == 1 ? 40 : 20) * 1024;
     while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
     return channels;
   }
+  // Where outputs are staged: in place of the operands, or beside those of the next tile.
+  constexpr int staged_offset() const { return stays ? pipeline_bytes() : 0; }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
@@ -5455,19 +5718,25 @@ struct BlockPlace {
   int rank;
 };
 
-__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
-  const int rank = blockIdx.x % kShape.depth_blocks;
-  const int index = blockIdx.x / kShape.depth_blocks;
+__device__ __forceinline__ int block_rows_count(const TileParams& params) {
+  return params.groups * params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2] *
+         params.channel_blocks;
+}
+__device__ __forceinline__ int boxes_count(const TileParams& params) {
+  return params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+}
+
+__device__ __forceinline__ BlockPlace block_place(const TileParams& params, int block) {
+  const int rank = block % kShape.depth_blocks;
+  const int index = block / kShape.depth_blocks;
   if constexpr (kShape.skips_backs()) {
     // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
     // the end.
-    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const int boxes = boxes_count(params);
     const int outer = index / params.channel_blocks;
     return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
   } else {
-    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
-                                 params.residue_blocks[2] * params.channel_blocks;
-    return {index % block_rows_count, index / block_rows_count, rank};
+    return {index % block_rows_count(params), index / block_rows_count(params), rank};
   }
 }
 
@@ -5481,12 +5750,20 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int 
   }
   return cells;
 }
-"""
-FILES["tile_sm90.cuh"] = r"""
-// Tensor-core tiles for sm_90a: wgmma on the tile format. The config is tile.cuh's, and multiply().
-#include "tile_warpgroup.cuh"
 
-#include "tile_block.cuh"
+// All of that about one tile.
+struct TilePlace {
+  BlockRows rows;
+  BlockCells cells;
+  int rank;
+
+  __device__ __forceinline__ TilePlace(const TileParams& params, int tile) {
+    const BlockPlace place = block_place(params, tile);
+    rows = block_rows(params, place.block_row);
+    cells = block_cells(params, place.cells);
+    rank = place.rank;
+  }
+};
 """
 FILES["tile_store.cuh"] = r"""
 // From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
@@ -5731,6 +6008,7 @@ __device__ __forceinline__ void store_channels(const TileParams& params, const B
 template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                             const Team& tile, int rank, unsigned char* shared_memory) {
+  shared_memory += kShape.staged_offset();
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kTurnChannels));
   Element* output =
@@ -5776,6 +6054,31 @@ constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
 constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
 
+// Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
+struct CellPlace {
+  int at[4];  // sample, depth, height, width
+  bool exists;
+};
+__device__ __forceinline__ CellPlace cell_place(int column) {
+  constexpr int kLineDimension = kShape.stacks_tiles() ? 1 + kShape.line_axis : -1;
+  constexpr int kCells = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[kLineDimension] : kShape.cells();
+  CellPlace place;
+  int cell = kShape.stacks_tiles() ? column % 64 : column;
+  place.exists = cell < kCells;
+  if (!place.exists) cell = 0;
+#pragma unroll
+  for (int dimension = 3; dimension >= 0; --dimension) {
+    if (dimension == kLineDimension) {
+      place.at[dimension] = column / 64;
+      place.exists = place.exists && place.at[dimension] < kShape.tile[dimension];
+    } else {
+      place.at[dimension] = cell % kShape.tile[dimension];
+      cell /= kShape.tile[dimension];
+    }
+  }
+  return place;
+}
+
 struct CellTeam {
   static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
   static constexpr int kOctets = kShape.rows() / 8;
@@ -5799,22 +6102,8 @@ struct CellTeam {
     for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int column_here = column(i) + half * 8;
-        // Columns without a cell read the first one.
-        constexpr int kPlane = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[1 + kShape.line_axis] : 0;
-        int cell = kShape.stacks_tiles() ? column_here % 64 : column_here;
-        if (cell >= (kShape.stacks_tiles() ? kPlane : kShape.cells())) cell = 0;
-        int place[4];  // sample, depth, height, width
-#pragma unroll
-        for (int dimension = 3; dimension >= 0; --dimension) {
-          if (kShape.stacks_tiles() && dimension == 1 + kShape.line_axis) {
-            place[dimension] = min(column_here / 64, kShape.tile[dimension] - 1);
-          } else {
-            place[dimension] = cell % kShape.tile[dimension];
-            cell /= kShape.tile[dimension];
-          }
-        }
-        const auto& [n, d, h, w] = place;
+        const CellPlace place = cell_place(column(i) + half * 8);
+        const auto& [n, d, h, w] = place.at;
         at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
                       w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
@@ -5881,6 +6170,9 @@ struct CellTeam {
 };
 
 #include "tile_store.cuh"
+#if kStoresVectors
+#include "tile_stream_store.cuh"
+#endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
 struct StreamReader {
@@ -5890,7 +6182,7 @@ struct StreamReader {
   RingPlace<kShape.input_ring> input;
   RingPlace<kShape.weight_ring> weight;
   int released = 0;  // the slot of weights to give back next
-  int chunk = 0;
+  int chunk = 0;     // of the tile
 
   __device__ __forceinline__ unsigned input_stage() const {
     return input_ring + input.slot * kShape.input_stage_bytes();
@@ -5914,10 +6206,7 @@ struct StreamReader {
     const bool ends_chunk = item + 1 == kItems;
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) {
-      give_back(barriers.weight_empty(released));
-      released = released + 1 == kShape.weight_ring ? 0 : released + 1;
-    }
+    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kSteps);
@@ -5925,9 +6214,17 @@ struct StreamReader {
       return;
     }
     if (++chunk == kShape.block_chunks()) return;
+    give_back_input();
+    begin(team, next);
+  }
+
+  __device__ __forceinline__ void give_back_input() {
     give_back(barriers.input_empty(input.slot));
     input.advance();
-    begin(team, next);
+  }
+  __device__ __forceinline__ void give_back_weights() {
+    give_back(barriers.weight_empty(released));
+    released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
   // The first fragments of a chunk.
@@ -5976,6 +6273,9 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
     }
   }
   ptx::wait_for_warpgroup<0>();
+  reader.give_back_input();
+  reader.give_back_weights();
+  reader.chunk = 0;
 }
 
 __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
@@ -5987,25 +6287,46 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
 
-  const BlockPlace place = block_place(params);
-  const BlockRows rows = block_rows(params, place.block_row);
-  const BlockCells cells = block_cells(params, place.cells);
+  // Every role goes through the block's tiles on its own.
+  const auto for_each_tile = [&](auto&& visit) {
+    const int tiles = block_rows_count(params) * boxes_count(params) * kShape.depth_blocks;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      visit(tile);
+      if (!kShape.stays) break;
+    }
+  };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
     if (loader < kInputThreads) {
-      stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
+      RingPlace<kShape.input_ring> slot;
+      for_each_tile(
+          [&](int tile) { stream_input(params, TilePlace(params, tile), barriers, input_ring, loader, slot); });
     } else if (loader == kInputThreads) {
-      stream_weights(params, place.block_row, place.rank, barriers, weight_ring);
+      ptx::wait_for_previous_kernel();
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
+      });
     }
     return;
   }
   ptx::take_registers<kShape.multiplying_registers()>();
-  CellTeam team(params, cells);
   StreamReader reader{barriers, input_ring, weight_ring};
-  multiply_stream(team, reader);
-  sync_storing();
-  store_block(params, rows, cells, team, place.rank, shared_memory);
+  for_each_tile([&](int tile) {
+    CellTeam team(params, TilePlace(params, tile).cells);
+    multiply_stream(team, reader);
+    // Worked out again rather than kept in registers that the products need.
+    const TilePlace place(params, ptx::opaque(tile));
+#if kStoresVectors
+    store_directly(params, place.rows, place.cells, team);
+#else
+    if (!kShape.stays) sync_storing();
+    store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
+#endif
+  });
 }
 """
 FILES["tile_stream_load.cuh"] = r"""
@@ -6043,7 +6364,8 @@ struct StreamBarriers {
   }
 };
 
-// A place in a ring, and which time around.
+// A place in a ring, and which time around. Waiting for an empty slot costs nothing the first time around: before a
+// barrier's first phase ends, the phase before it counts as over.
 template <int kSlots>
 struct RingPlace {
   int slot = 0;
@@ -6145,19 +6467,20 @@ struct InputCopies {
   }
 };
 
-__device__ __forceinline__ void stream_input(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                             int rank, const StreamBarriers& barriers, unsigned ring, int thread) {
+__device__ __forceinline__ void stream_input(const TileParams& params, const TilePlace& tile,
+                                             const StreamBarriers& barriers, unsigned ring, int thread,
+                                             RingPlace<kShape.input_ring>& place) {
+  const BlockCells& cells = tile.cells;
   const InputCopies copies(params, cells, thread);
-  int channel = rank * kShape.block_chunks() * kShape.chunk_channels();
+  int channel = tile.rank * kShape.block_chunks() * kShape.chunk_channels();
   const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
   const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
-                        (static_cast<long long>(rows.group) * kShape.channels + channel) * params.input_strides[1];
+                        (static_cast<long long>(tile.rows.group) * kShape.channels + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
-  RingPlace<kShape.input_ring> place;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-    if (chunk >= kShape.input_ring) ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
     copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
@@ -6168,24 +6491,118 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Blo
 
 // One thread asks for all weights.
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
-                                               const StreamBarriers& barriers, unsigned ring) {
+                                               const StreamBarriers& barriers, unsigned ring,
+                                               RingPlace<kShape.weight_ring>& place) {
   constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
   const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
                        rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
-  ptx::wait_for_previous_kernel();
-  RingPlace<kShape.weight_ring> place;
-  int step = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
 #pragma unroll 1
     for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
       const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
-      if (step >= kShape.weight_ring) ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
       ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
       ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
       source += bytes;
       place.advance();
-      ++step;
+    }
+  }
+}
+"""
+FILES["tile_stream_store.cuh"] = r"""
+// From the accumulators of a streaming block straight to the output: no thread waits for another. Only where phases
+// along the width make vectors; single outputs would leave in pieces of a sector.
+
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[2]) {
+  *reinterpret_cast<float2*>(out) = {values[0], values[1]};
+}
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[4]) {
+  *reinterpret_cast<float4*>(out) = {values[0], values[1], values[2], values[3]};
+}
+
+// Outputs of the phases of one cell along the width, a vector at a time.
+struct CellStore {
+  static constexpr int kVector = kShape.store_vector;
+
+  const TileParams& params;
+  const BlockRows& rows;
+  const BlockCells& cells;
+  int channels;  // of the block that exist
+
+  __device__ __forceinline__ int first_output(int axis, int cell) const {
+    return (cells.first[1 + axis] + cell) * kShape.output_step(axis) + rows.first_residue[axis] -
+           output_pad(params, axis);
+  }
+  __device__ __forceinline__ bool inside(int axis, int output) const {
+    return static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
+  }
+  // A block may have fewer residues of an axis than its span.
+  __device__ __forceinline__ bool has_residue(int axis, int residue) const {
+    return kShape.output_step(axis) % kShape.span[axis] == 0 ||
+           rows.first_residue[axis] + residue < kShape.output_step(axis);
+  }
+
+  // All channels of one cell of a tile; `half` says which of the thread's two.
+  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place,
+                                        Element* output) const {
+    if (cells.first[0] + place.at[0] >= params.batch) return;
+    output += place.at[0] * params.output_strides[0];
+#pragma unroll
+    for (int sd = 0; sd < kShape.slots[0]; ++sd) {
+      const int d = first_output(0, place.at[1]) + kShape.residue_of(0, sd);
+      if (!inside(0, d) || !has_residue(0, kShape.residue_of(0, sd))) continue;
+#pragma unroll
+      for (int sh = 0; sh < kShape.slots[1]; ++sh) {
+        const int h = first_output(1, place.at[2]) + kShape.residue_of(1, sh);
+        if (!inside(1, h) || !has_residue(1, kShape.residue_of(1, sh))) continue;
+        Element* const row = output + d * params.output_strides[2] + h * params.output_strides[3];
+#pragma unroll
+        for (int sw = 0; sw < kShape.slots[2]; sw += kVector) {
+          const int w = first_output(2, place.at[3]) + kShape.residue_of(2, sw);
+          if (!inside(2, w) || !has_residue(2, kShape.residue_of(2, sw))) continue;
+          store_channels(team, tile, half, (sd * kShape.slots[1] + sh) * kShape.slots[2] + sw,
+                         row + w * params.output_strides[4]);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void store_channels(const CellTeam& team, int tile, int half, int slot,
+                                                 Element* output) const {
+    const int lane_channel = threadIdx.x % 4 * 2;
+    const long long stride = params.output_strides[1];
+    output += lane_channel * stride;
+#pragma unroll
+    for (int octet = 0; octet < kShape.block_channels / 8; ++octet) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int channel = octet * 8 + lane_channel + side;
+        if (channel >= channels) return;
+        const float bias = bias_of(params, rows, channel);
+        float values[kVector];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i)
+          values[i] = team.octet(tile, (slot + i) * kShape.block_channels / 8 + octet)[half * 2 + side] + bias;
+        store_vector(output + (octet * 8 + side) * stride, values);
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void store_directly(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                               const CellTeam& team) {
+  const CellStore store{params, rows, cells, min(kShape.block_channels, kShape.out_channels - rows.first_channel)};
+  Element* const output =
+      static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+      (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+#pragma unroll
+  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const CellPlace place = cell_place(team.column(tile) + half * 8);
+      if (place.exists) store.store(team, tile, half, place, output);
     }
   }
 }
@@ -6327,98 +6744,6 @@ struct TeamTile {
       small = 0;
     }
   }
-};
-"""
-FILES["tile_warpgroup.cuh"] = r"""
-// A team of four warps: wgmma on sm_90a. Both operands are read from shared memory by descriptors without swizzle:
-// eight rows of 16 bytes lie together, the next eight follow at 128 bytes, the next 16 bytes of depth one slab further.
-// The config defines multiply(), the instruction for kShape.columns(), since its operand list depends on it.
-
-#include "tile_load.cuh"
-
-constexpr int kRowTiles = kShape.row_tiles;
-constexpr int kColumnTiles = kShape.column_tiles;
-constexpr int kSteps = kShape.slabs / 2;
-
-// Shared-memory matrix descriptors, in units of 16 bytes: the start and the step between slabs of depth in the low
-// word, the step between groups of eight rows (always 8) in the high one. Moving the start is adding to the low word.
-// In a cluster, addresses carry the block's rank in their high bits, which don't belong here.
-__device__ __forceinline__ unsigned descriptor(unsigned address, unsigned slab_pitch) {
-  return (address >> 4 & 0x3fff) | slab_pitch << 16;
-}
-__device__ __forceinline__ unsigned long long whole(unsigned low) { return 8ULL << 32 | low; }
-
-struct TeamTile {
-  float sum[kRowTiles][kColumnTiles][4] = {};
-  int first_row;
-  int first_column;
-  int depth_team;
-
-  unsigned long long block_backs;
-
-  __device__ __forceinline__ explicit TeamTile(const BlockRows& rows) : block_backs(backs_of(rows)) {
-    // Taken from one lane, so that the compiler knows it for uniform: wgmma in code that could diverge is serialised.
-    int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    const int row_team = team % kShape.row_teams;
-    team /= kShape.row_teams;
-    first_column = team % kShape.column_teams * kColumnTiles * 8;
-    depth_team = team / kShape.column_teams;
-    first_row = row_team * kRowTiles * 64;
-  }
-
-  // The first of the sixteen rows that this thread's warp holds of a tile.
-  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
-
-  // One instruction after the other: the tensor cores wait for whatever stands between. Where the products of a chunk
-  // are not too many, each stage is code of its own, with addresses and missing taps known to the compiler; a branch
-  // around each product would make the warps meet before each.
-  __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
-    const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
-    const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
-    constexpr int kStages = kShape.stages_per_chunk();
-    if constexpr (kShape.all_backs() * kSteps * kRowTiles <= 256) {
-#pragma unroll
-      for (int known = 0; known < kStages; ++known) {
-        if (kStages > 1 && stage != known) continue;
-        ptx::fence_warpgroup();
-#pragma unroll
-        for (int back = 0; back < kShape.stage_backs; ++back) {
-          const int index = known * kShape.stage_backs + back;
-          if (index < kShape.all_backs()) add_back(a, b, back, index, kFixedBackCells[index], kFixedBackRows[index]);
-        }
-        ptx::commit_warpgroup();
-      }
-    } else {
-      const int first_back = stage * kShape.stage_backs;
-      const int backs = min(kShape.stage_backs, kShape.all_backs() - first_back);
-      ptx::fence_warpgroup();
-#pragma unroll 4
-      for (int back = 0; back < backs; ++back) {
-        const int index = first_back + back;
-        add_back(a, b, back, index, kBackCells[index], kShape.all_taps ? ~0u : kBackRows[index]);
-      }
-      ptx::commit_warpgroup();
-    }
-  }
-
-  // The products at the distance `index` of a chunk, whose weights stand at `back` of the stage.
-  __device__ __forceinline__ void add_back(unsigned a, unsigned b, int back, int index, int cells, unsigned rows) {
-    if (kShape.skips_backs() && (block_backs >> index & 1) == 0) return;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        // Teams of different rows run the same code; only with one of them is a tile's number known here.
-        const int row_tile = kShape.row_teams == 1 ? tile : first_row / 64 + tile;
-        if (!kShape.all_taps && (rows >> row_tile & 1) == 0) continue;
-        multiply(sum[tile],
-                 whole(a + back * kShape.weight_back_pitch() + step * 2 * kShape.weight_slab_pitch() + tile * 64),
-                 whole(b + cells + step * 2 * kShape.slab_pitch()));
-      }
-    }
-  }
-
-  __device__ __forceinline__ void end_stage() { ptx::wait_for_warpgroup(); }
 };
 """
 FILES["tile_weights.cuh"] = r"""
@@ -6797,6 +7122,7 @@ FILES["launch.cuh"] = r"""
 namespace {
 
 constexpr long long ceil_div(long long a, long long b) { return (a + b - 1) / b; }
+constexpr long long at_most(long long a, long long b) { return a < b ? a : b; }
 
 void* at(void* tensor, long long bytes) { return static_cast<char*>(tensor) + bytes; }
 

@@ -35,8 +35,8 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     grad_weight: reduce (64 in channels by 1x3x7 taps x 16 channels; 1x1x4x32 pixels at a time, warpgroups 1x1x3 of
         64x112 and 4 warps that load, copies of 4 and 2, 33 parts, 132 blocks (1 per multiprocessor), 211 KiB
         shared) [Hopper, TF32]
-    grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x128 pixels at a time, warps 4x2x1 of
-        16x112 and 4 warps that load, copies of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 208 KiB
+    grad_weight: reduce (64 in channels by 1x1x7 taps x 32 channels; 1x1x1x64 pixels at a time, warpgroups 1x2x1 of
+        64x112 and 8 warps that load, copies of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 221 KiB
         shared) [Hopper, strict]
     grad_weight: reduce (32 in channels by 1x3x7 taps x 16 channels; 1x1x2x32 pixels at a time, warps 1x1x3 of
         32x112, vectors of 4 and 2, 27 parts, 216 blocks (2 per multiprocessor), 47 KiB shared) [8.0 and later,
@@ -594,8 +594,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 12, 0, true, 1, true, false,
-    true, false};
+    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, false, 2147483647, 0, 1, 32, 1, 2, 1, 1, 2, 12, 0,
+    true, 1, true, false, true, false};
 __device__ constexpr int kFixedBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 300, 12, 584, 296, 8,
     580, 292, 4, 576, 288, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -605,6 +605,7 @@ __constant__ int kBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
+#define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -620,6 +621,7 @@ constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace forward_1_kernel
 
 namespace forward_2_kernel {
@@ -627,8 +629,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 12, 0, true, 1, true, false,
-    true, false};
+    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, false, 2147483647, 0, 1, 32, 1, 2, 1, 1, 2, 12, 0,
+    true, 1, true, false, true, false};
 __device__ constexpr int kFixedBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 300, 12, 584, 296, 8,
     580, 292, 4, 576, 288, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -638,6 +640,7 @@ __constant__ int kBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
+#define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -651,7 +654,9 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
 }
 #include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace forward_2_kernel
 
 int forward(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -676,7 +681,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(16, 1, 1);
+    const long long blocks = 16;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 21520,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -701,7 +707,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 585), 1, 1);
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 585;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(forward_2_kernel::tconv_tile, grid, 384, 193664,
                              true, stream, params);
     if (error != 0) return error;
@@ -719,8 +726,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 12, 0, true, 1, true, false,
-    true, false};
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, false, 2147483647, 0, 1, 32, 1, 2, 1, 1, 2, 12, 0,
+    true, 1, true, false, true, false};
 __device__ constexpr int kFixedBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576,
     20, 300, 580, 24, 304, 584, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -730,6 +737,7 @@ __constant__ int kBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292,
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
+#define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -745,6 +753,7 @@ constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace grad_input_1_kernel
 
 namespace grad_input_2_kernel {
@@ -752,8 +761,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 1, 32, 1, 2, 1, 1, 2, 12, 0, true, 1, true, false,
-    true, false};
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, false, 2147483647, 0, 1, 32, 1, 2, 1, 1, 2, 12, 0,
+    true, 1, true, false, true, false};
 __device__ constexpr int kFixedBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576,
     20, 300, 580, 24, 304, 584, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -763,6 +772,7 @@ __constant__ int kBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292,
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
+#define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -776,7 +786,9 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
 }
 #include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace grad_input_2_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -801,7 +813,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(16, 1, 1);
+    const long long blocks = 16;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 21520,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -826,7 +839,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 512), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 512;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_2_kernel::tconv_tile, grid, 384, 189568,
                              true, stream, params);
     if (error != 0) return error;
@@ -844,7 +858,7 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {false, false, false}, true, 1, 1, 16, 1, 7, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 8}, 4, 4,
-    0, 8, 4, 8, 4, 4, 2, 2, 0, 88, 2, 1, true, false};
+    0, 32, 32, 8, 4, 2, 2, 4, 2, 2, false, 0, 88, 2, 1, true, false};
 __constant__ int kProductCells[] = {0, 32, 64, 96, 256, 288, 320, 352, 512, 544, 576, 608, 768, 800, 832, 864, };
 __device__ __forceinline__ void multiply(float (&d)[14][4], unsigned long long a, unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n112k8.f32.tf32.tf32 {%0, %1, "
@@ -870,7 +884,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {false, false, false}, true, 1, 1, 16, 1, 7, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 8}, 4, 4,
-    0, 8, 4, 8, 4, 4, 2, 2, 0, 88, 2, 1, true, false};
+    0, 32, 32, 8, 4, 2, 2, 4, 2, 2, false, 0, 88, 2, 1, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -882,6 +896,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         tensors.input,  // rows
         tensors.output,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {16777216, 262144, 262144, 512, 1},  // row_strides
@@ -900,7 +916,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {16776504, 2628, 1592, 32},  // column_advance
         33,  // parts
     };
-    const dim3 grid(132, 1, 1);
+    const long long blocks = 132;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 512, 216608,
                              false, stream, params);
     if (error != 0) return error;
@@ -909,6 +926,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         tensors.input,  // rows
         tensors.output,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {16777216, 262144, 262144, 512, 1},  // row_strides
@@ -927,9 +946,10 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {16776504, 2628, 1592, 32},  // column_advance
         33,  // parts
     };
-    const dim3 grid(384, 1, 1);
+    const long long blocks = 384;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
-                             false, stream, params);
+                             true, stream, params);
     if (error != 0) return error;
   }
   return 0;
@@ -945,8 +965,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
-    false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 32, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 2, 2, 1, 8, 1, 1, 2, 21,
+    3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
@@ -966,8 +986,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
-    false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 32, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 2, 2, 1, 8, 1, 1, 2, 21,
+    3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
@@ -978,6 +998,7 @@ __constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
 
@@ -1003,7 +1024,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const dim3 grid(16, 2, 1);
+    const long long blocks = 16;
+    const dim3 grid(static_cast<unsigned>(blocks), 2, 1);
     const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 10768,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1028,7 +1050,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 4290), 1, 1);
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 4290;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 78592,
                              true, stream, params);
     if (error != 0) return error;
@@ -1046,8 +1069,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 2, 2, 1, 8, 1, 1, 2, 21, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
@@ -1067,8 +1090,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, -1, 2, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 32}, 32, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 2, 2, 1, 8, 1, 1, 2, 21, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
@@ -1079,6 +1102,7 @@ __constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
 
@@ -1104,7 +1128,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const dim3 grid(16, 2, 1);
+    const long long blocks = 16;
+    const dim3 grid(static_cast<unsigned>(blocks), 2, 1);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 10768,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1129,7 +1154,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 4096), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 4096;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 79104,
                              true, stream, params);
     if (error != 0) return error;
@@ -1140,16 +1166,31 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_weight_hopper_strict"] = r"""
-// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x128 pixels at a time, warps 4x2x1 of 16x112
-// and 4 warps that load, copies of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 208 KiB shared
+// grad_weight, reduce: 64 in channels by 1x1x7 taps x 32 channels; 1x1x1x64 pixels at a time, warpgroups 1x2x1 of
+// 64x112 and 8 warps that load, copies of 4 and 2, 22 parts, 132 blocks (1 per multiprocessor), 221 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, false, 1, 4, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 32}, 4, 4,
-    0, 8, 4, 8, 4, 4, 2, 2, 0, 88, 2, 1, true, false};
-__constant__ int kProductCells[] = {0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448, 480, };
-#include "reduce.cuh"
+    false, false, {1, 1, 7}, {false, false, false}, true, 1, 1, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 4,
+    0, 32, 32, 8, 8, 4, 4, 4, 2, 4, false, 168, 88, 2, 1, true, false};
+__constant__ int kProductCells[] = {0, 32, 64, 96, 128, 160, 192, 224, };
+__device__ __forceinline__ void multiply(float (&d)[14][4], unsigned long long a, unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n112k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+    "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
+    "%47, %48, %49, %50, %51, %52, %53, %54, %55}, %56, %57, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+    "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+    "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+    "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
+    "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
+    "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
+    "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3])
+ : "l"(a), "l"(b));
+}
+#include "reduce_sm90.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_1_kernel
 
@@ -1157,8 +1198,8 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 7}, {false, false, false}, false, 1, 4, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 32}, 4, 4,
-    0, 8, 4, 8, 4, 4, 2, 2, 0, 88, 2, 1, true, false};
+    false, false, {1, 1, 7}, {false, false, false}, true, 1, 1, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 4,
+    0, 32, 32, 8, 8, 4, 4, 4, 2, 4, false, 168, 88, 2, 1, true, false};
 constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1170,6 +1211,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         tensors.input,  // rows
         tensors.output,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {16777216, 262144, 262144, 512, 1},  // row_strides
@@ -1183,13 +1226,14 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // row_blocks
         2,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 4},  // tiles
-        {16515200, 128, 128, 128},  // row_advance
-        {16775046, 1170, 134, 128},  // column_advance
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 512, 8},  // tiles
+        {16515136, 64, 64, 64},  // row_advance
+        {16774982, 1106, 70, 64},  // column_advance
         22,  // parts
     };
-    const dim3 grid(132, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 384, 213024,
+    const long long blocks = 132;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 512, 226336,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1197,6 +1241,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         tensors.input,  // rows
         tensors.output,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {16777216, 262144, 262144, 512, 1},  // row_strides
@@ -1210,14 +1256,15 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // row_blocks
         2,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 4},  // tiles
-        {16515200, 128, 128, 128},  // row_advance
-        {16775046, 1170, 134, 128},  // column_advance
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 512, 8},  // tiles
+        {16515136, 64, 64, 64},  // row_advance
+        {16774982, 1106, 70, 64},  // column_advance
         22,  // parts
     };
-    const dim3 grid(192, 1, 1);
+    const long long blocks = 192;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
-                             false, stream, params);
+                             true, stream, params);
     if (error != 0) return error;
   }
   return 0;
@@ -1233,8 +1280,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
-    false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 21,
+    3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1254,8 +1301,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
-    false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 21,
+    3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1266,6 +1313,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
 
@@ -1291,7 +1339,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const dim3 grid(16, 4, 1);
+    const long long blocks = 16;
+    const dim3 grid(static_cast<unsigned>(blocks), 4, 1);
     const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 5392,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1316,7 +1365,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 8580), 1, 1);
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 8580;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 46336,
                              false, stream, params);
     if (error != 0) return error;
@@ -1334,8 +1384,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1355,8 +1405,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1367,6 +1417,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
 
@@ -1392,7 +1443,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const dim3 grid(16, 4, 1);
+    const long long blocks = 16;
+    const dim3 grid(static_cast<unsigned>(blocks), 4, 1);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 5392,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1417,7 +1469,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 8192), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 8192;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 46848,
                              false, stream, params);
     if (error != 0) return error;
@@ -1435,7 +1488,7 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {false, false, false}, false, 2, 1, 16, 1, 7, 3, 1, {1, 1, 1, 4}, {1, 1, 2, 8}, 4, 2,
-    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 __constant__ int kProductCells[] = {0, 32, 64, 96, 224, 256, 288, 320, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1446,7 +1499,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {false, false, false}, false, 2, 1, 16, 1, 7, 3, 1, {1, 1, 1, 4}, {1, 1, 2, 8}, 4, 2,
-    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1458,6 +1511,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         tensors.input,  // rows
         tensors.output,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {16777216, 262144, 262144, 512, 1},  // row_strides
@@ -1476,7 +1531,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {16775468, 1592, 556, 32},  // column_advance
         27,  // parts
     };
-    const dim3 grid(216, 1, 1);
+    const long long blocks = 216;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 48768,
                              false, stream, params);
     if (error != 0) return error;
@@ -1485,6 +1541,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         tensors.input,  // rows
         tensors.output,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {16777216, 262144, 262144, 512, 1},  // row_strides
@@ -1503,7 +1561,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {16775468, 1592, 556, 32},  // column_advance
         27,  // parts
     };
-    const dim3 grid(192, 1, 1);
+    const long long blocks = 192;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -1521,8 +1580,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
-    false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 21,
+    3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1542,8 +1601,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true,
-    false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 21,
+    3, true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1554,6 +1613,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace forward_2_kernel
 
@@ -1579,7 +1639,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const dim3 grid(16, 4, 1);
+    const long long blocks = 16;
+    const dim3 grid(static_cast<unsigned>(blocks), 4, 1);
     const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 5392,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1604,7 +1665,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, forward_2_kernel::kSamples) * 8580), 1, 1);
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 8580;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 46336,
                              false, stream, params);
     if (error != 0) return error;
@@ -1622,8 +1684,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1643,8 +1705,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, false,
-    false, false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 21, 3,
+    true, 2, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1655,6 +1717,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
 
@@ -1680,7 +1743,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const dim3 grid(16, 4, 1);
+    const long long blocks = 16;
+    const dim3 grid(static_cast<unsigned>(blocks), 4, 1);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 5392,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1705,7 +1769,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 8192), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 8192;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 46848,
                              false, stream, params);
     if (error != 0) return error;
@@ -1723,7 +1788,7 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 7}, {false, false, false}, false, 1, 2, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 2,
-    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 __constant__ int kProductCells[] = {0, 32, 64, 96, 128, 160, 192, 224, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1734,7 +1799,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 7}, {false, false, false}, false, 1, 2, 16, 2, 7, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 2,
-    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1746,6 +1811,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         tensors.input,  // rows
         tensors.output,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {16777216, 262144, 262144, 512, 1},  // row_strides
@@ -1764,7 +1831,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {16774982, 1106, 70, 64},  // column_advance
         18,  // parts
     };
-    const dim3 grid(216, 1, 1);
+    const long long blocks = 216;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 128, 42080,
                              false, stream, params);
     if (error != 0) return error;
@@ -1773,6 +1841,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         tensors.input,  // rows
         tensors.output,  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {16777216, 262144, 262144, 512, 1},  // row_strides
@@ -1791,7 +1861,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {16774982, 1106, 70, 64},  // column_advance
         18,  // parts
     };
-    const dim3 grid(192, 1, 1);
+    const long long blocks = 192;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -2786,6 +2857,10 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_half(unsigned address, unsigned bits) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(bits)) : "memory");
+}
+
 __device__ __forceinline__ unsigned load_shared_32(unsigned address) {
   unsigned word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
@@ -2973,6 +3048,7 @@ __device__ __forceinline__ void store_row(const TeamTile& team, int tile, int ha
 // Sums that are parts go to the workspace as they lie.
 __device__ __forceinline__ void store_parts(const ReduceParams& params, const ReduceBlock& block,
                                             const TeamTile& team) {
+  ptx::let_next_kernel_start();
   float* const sums = params.sums + (static_cast<long long>(block.part) * reduce_tiles(params) + block.tile) *
                                         kShape.block_rows() * kShape.block_sums();
 #pragma unroll
@@ -3068,7 +3144,7 @@ struct Stages {
   __device__ __forceinline__ Stages(const ReduceParams& params, const ReduceBlock& block, unsigned shared_address)
       : shared(shared_address) {
     // Counted in 64 bits: parts times stages may be more than an int holds.
-    const long long all = static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const long long all = reduce_stages(params);
     begin = static_cast<int>(all * block.part / params.parts);
     end = static_cast<int>(all * (block.part + 1) / params.parts);
   }
@@ -3130,42 +3206,61 @@ struct Ring {
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
-      ptx::init_barrier(barriers + i * 16, kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : kShape.loader_warps);
       ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
     }
     ptx::publish_barriers();
   }
 };
 
-// Copies are under way while the stage before them is arranged.
+// Lines that are arranged make room for copies at once, so that the next stage is always on its way. The first turns
+// only copy.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
                                             Ring ring, int warp) {
-  constexpr int kAhead = kShape.raw_stages - 1;
+  constexpr int kRawStages = kShape.raw_stages;
   StageOrigin origin(params, stages.begin);
   LineLoader loader(params, block, origin, warp, ring.stages + kShape.raw_cell() * 16);
-  int copied = stages.begin;
-  int raw_in = 0;
-  int raw_out = 0;
-  const auto copy_next = [&] {
-    if (copied < stages.end) loader.copy(params, block, origin, raw_in);
+  int slot = 0;
+#pragma unroll 1
+  for (int index = stages.begin - kRawStages; index < stages.end; ++index) {
+    if (index >= stages.begin) {
+      ptx::wait_for_copies<kRawStages - 1>();
+      __syncwarp();
+      ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+      loader.arrange(slot, ring.stage());
+      publish_stage();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+      ring.advance();
+    }
+    if (index + kRawStages < stages.end) loader.copy(params, block, origin, slot);
     ptx::commit_copies();
     loader.advance(params, origin.advance(params));
-    ++copied;
-    raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
-  };
-#pragma unroll 1
-  for (int i = 0; i < ptx::opaque(kAhead); ++i) copy_next();
+    slot = slot + 1 == kRawStages ? 0 : slot + 1;
+  }
+}
+
+// Stages that were packed come whole, by the copy engine; one thread of a warp asks for them.
+__device__ __forceinline__ void fetch_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                             Ring ring) {
+  constexpr int kRowBytes = kShape.row_cells() * 16;
+  constexpr int kColumnBytes = kShape.column_cells() * 16;
+  const long long all = reduce_stages(params);
+  const char* rows =
+      static_cast<const char*>(params.packed_rows) + (row_image(params, block) * all + stages.begin) * kRowBytes;
+  const char* columns = static_cast<const char*>(params.packed_columns) +
+                        (column_image(params, block) * all + stages.begin) * kColumnBytes;
+  ptx::wait_for_previous_kernel();
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
-    ptx::wait_for_copies<kAhead - 1>();
-    __syncwarp();
-    copy_next();
     ptx::wait_barrier(ring.done(), ring.lap ^ 1);
-    loader.arrange(raw_out, ring.stage());
-    publish_stage();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
-    raw_out = raw_out + 1 == kShape.raw_stages ? 0 : raw_out + 1;
+    if (threadIdx.x % 32 == 0) {
+      ptx::expect_bytes(ring.loaded(), kRowBytes + kColumnBytes);
+      ptx::copy_bulk(ring.stage(), rows, kRowBytes, ring.loaded());
+      ptx::copy_bulk(ring.stage() + kRowBytes, columns, kColumnBytes, ring.loaded());
+    }
+    rows += kRowBytes;
+    columns += kColumnBytes;
     ring.advance();
   }
 }
@@ -3205,7 +3300,11 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-      load_stages(params, block, stages, ring, warp - kShape.team_warps());
+      if constexpr (kShape.packed) {
+        if (warp == kShape.team_warps()) fetch_stages(params, block, stages, ring);
+      } else {
+        load_stages(params, block, stages, ring, warp - kShape.team_warps());
+      }
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
@@ -3255,6 +3354,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   tile = (tile * params.tap_blocks[0] + d / kShape.taps[0]) * params.tap_blocks[1] + h / kShape.taps[1];
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
 
+  ptx::wait_for_previous_kernel();
   float total[kTogether] = {};
   if (exists) {
     int at[kTogether];  // among the sums of a part, from the first tap's tile
@@ -3333,6 +3433,19 @@ struct ReduceBlock {
     group = rest / params.row_blocks;
   }
 };
+
+// Which of the packed images of each tensor a block multiplies.
+__device__ __forceinline__ long long row_image(const ReduceParams& params, const ReduceBlock& block) {
+  return block.group * params.row_blocks + block.first_row / kShape.block_rows();
+}
+__device__ __forceinline__ long long column_image(const ReduceParams& params, const ReduceBlock& block) {
+  long long image = block.group * params.column_blocks + block.first_column / kShape.block_columns();
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    image = image * params.tap_blocks[axis] + block.first_tap[axis] / kShape.taps[axis];
+  }
+  return image;
+}
 
 // Elements between the start of a vector and the first that a block's taps read along the width.
 __device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
@@ -3659,6 +3772,9 @@ struct RawLines {
   constexpr int lines() const { return count[0] * count[1] * count[2]; }
 };
 
+// Warps of a block that packs.
+constexpr int kPackWarps = 4;
+
 struct ReduceShape {
   TileMath math;
   int element_bytes;
@@ -3697,9 +3813,12 @@ struct ReduceShape {
   int column_lanes;
   int most_cells;    // cells that a thread loads at once
   int loader_warps;  // warps that load and do nothing else; 0: all warps do both
-  int row_copy;      // elements that such a warp copies at once, along the width
+  int row_warps;     // of these, those that share the channels of each tensor: all, or each tensor has its own
+  int column_warps;
+  int row_copy;  // elements that such a warp copies at once, along the width
   int column_copy;
   int raw_stages;      // of its copies
+  bool packed;         // a kernel before has arranged both tensors as the stages of the blocks: they come whole
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
@@ -3756,11 +3875,14 @@ struct ReduceShape {
   constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
-  constexpr int row_pitch() const { return block_rows() + 1; }
+  constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
   constexpr int team_cells() const { return column_units() * team_columns; }
   constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
   constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
-  constexpr int stage_cells() const { return row_cells() + column_cells(); }
+  // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
+  constexpr bool splits() const { return warpgroup && math == TileMath::fp32x3; }
+  constexpr int plane_cells() const { return row_cells() + column_cells(); }
+  constexpr int stage_cells() const { return plane_cells() * (splits() ? 2 : 1); }
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
   constexpr int spare_cells() const { return run * team_columns + 16; }
@@ -3769,7 +3891,7 @@ struct ReduceShape {
   constexpr int raw_cell() const { return table_cell() + stages; }
   constexpr int pipeline_bytes() const {
     if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
-    return 16 * raw_cell() + raw_stages * raw_stage_bytes();
+    return 16 * raw_cell() + (packed ? 0 : raw_stages * raw_stage_bytes());
   }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
@@ -3814,19 +3936,29 @@ struct ReduceShape {
     return lines;
   }
   constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  constexpr bool sides_apart() const { return row_warps + column_warps == loader_warps; }
+  // Warps that share the channels of a block: of the block itself, or of one that packs its stages.
+  constexpr int side_warps(bool of_rows) const { return packed ? kPackWarps : of_rows ? row_warps : column_warps; }
   // A warp that loads has channels of its own.
   constexpr int warp_channels(bool of_rows) const {
     const int channels = of_rows ? loaded_rows() : loaded_columns();
     const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
-    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    const int warps = side_warps(of_rows) == 0 ? 1 : side_warps(of_rows);
     return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
   }
+  // Lanes along the channels when a warp arranges its lines, a power of two; the others go along the units.
+  constexpr int channel_lanes(bool of_rows) const {
+    int lanes = 1;
+    while (lanes < warp_channels(of_rows) && lanes < 32) lanes *= 2;
+    return lanes;
+  }
   // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
-  // apart, those of neighbouring lanes start on different banks.
+  // apart, eight lanes meet no bank twice: those that read the same channel have neighbouring places.
   constexpr int raw_channel_bytes(bool of_rows) const {
     if (channels_last(of_rows)) return element_bytes;
     const RawLines lines = raw_lines(of_rows);
-    return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
+    const int places = channel_lanes(of_rows) < 8 ? 8 / channel_lanes(of_rows) : 1;
+    return ((lines.lines() * lines.pitch * element_bytes + 16 * places - 1) / (16 * places) | 1) * 16 * places;
   }
   constexpr int raw_element_bytes(bool of_rows) const {
     return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
@@ -3836,8 +3968,13 @@ struct ReduceShape {
     const RawLines lines = raw_lines(of_rows);
     return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
   }
-  constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
-  constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
+  constexpr int raw_stage_bytes() const {
+    return row_warps * raw_side_bytes(true) + column_warps * raw_side_bytes(false);
+  }
+  // Shared memory of a block that packs the stage of one tensor.
+  constexpr int pack_bytes() const {
+    return kPackWarps * (raw_side_bytes(true) > raw_side_bytes(false) ? raw_side_bytes(true) : raw_side_bytes(false));
+  }
 
   // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const {
@@ -3894,6 +4031,8 @@ struct ReduceShape {
 struct ReduceParams {
   const void* rows;
   const void* columns;
+  void* packed_rows;         // [group][row block][stage] cells, where stages come whole
+  void* packed_columns;      // [group][column block][tap block][stage] cells
   float* sums;               // [part][tile][row][...] where the block's sums are parts
   void* weight;              // else: the result
   long long row_strides[5];  // batch, channel, depth, height, width
@@ -3920,6 +4059,15 @@ constexpr int reduce_tiles(const ReduceParams& params) {
          params.tap_blocks[2];
 }
 
+constexpr int reduce_row_images(const ReduceParams& params) { return params.groups * params.row_blocks; }
+constexpr int reduce_column_images(const ReduceParams& params) {
+  return params.groups * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] * params.tap_blocks[2];
+}
+// Stages of all parts together.
+constexpr long long reduce_stages(const ReduceParams& params) {
+  return static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+}
+
 // Threads of a block of the second kernel.
 constexpr int kFinishThreads = 256;
 """
@@ -3935,12 +4083,6 @@ FILES["reduce_stage.cuh"] = r"""
 // registers, and some time later arranged as cells. A warp has channels of its own, and nobody else reads its copies.
 
 #include "reduce_load.cuh"
-
-constexpr int power_above(int count) {
-  int power = 1;
-  while (power < count && power < 32) power *= 2;
-  return power;
-}
 
 struct LineTable {
   int at[8];
@@ -3996,7 +4138,7 @@ struct LineSide {
   static constexpr int kTogether = kChannelLanes * kChannelStep;  // channels that are copied at once
 
   static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
-  static constexpr int kOthers = power_above(kWarpChannels);  // lanes along the channels, at most 32
+  static constexpr int kOthers = kShape.channel_lanes(kOfRows);
   static constexpr int kLanes = 32 / kOthers;
   static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;  // cells arranged at once
   static constexpr int kWords = kShape.vector_words(kLength);
@@ -4010,7 +4152,8 @@ struct LineSide {
   static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
   static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
   static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
-  static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kKept = kRounds <= 8 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kChecked = 3;                        // rounds written out for stages at a border, too
 
   const Element* base;                     // sample 0, the warp's first channel
   const Element* next;                     // the first element of the stage that is copied next, inside or not
@@ -4092,7 +4235,7 @@ struct LineSide {
   // Copies the stage that starts at `origin`; what lies outside the tensor becomes zeros.
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        unsigned stage_offset) const {
-    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    if (channels <= 0) return;
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
     bool inside = true;
     constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
@@ -4101,42 +4244,85 @@ struct LineSide {
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
-#pragma unroll kKept> 0 ? kKept : 1
-    for (int round = 0; round < kRounds; ++round) {
-      const int number = copy_of(round);
-      if (number >= kCopies || copied_channel() >= kTogether) continue;
-      bool wanted = true;
-      if (!inside) {
-        const Position position = position_of(number);
+    if constexpr (kRounds <= kChecked) {
 #pragma unroll
-        for (int dimension = 0; dimension < 4; ++dimension) {
-          const int at = start.begin[dimension] + position.at[dimension];
-          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
-        }
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset[kKept > 0 ? round : 0], stage_offset);
       }
-      const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
-      const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
-      const int line = number / kLineCopies;
-      unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
-                        (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
-      if (channels == kWarpChannels) {
-#pragma unroll kCopyUnroll
-        for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
-          if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
-            ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          }
-          source += step;
-          target += kTogether * kChannelBytes;
+    } else {
+      if (kKept > 0 && inside && channels == kWarpChannels) {
+#pragma unroll
+        for (int round = 0; round < kKept; ++round) {
+          copy_round(params, start, true, round, offset[kKept > 0 ? round : 0], stage_offset);
         }
-      } else {
+        return;
+      }
 #pragma unroll 1
-        for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset_of(params, round), stage_offset);
+      }
+    }
+  }
+
+  // One round of the lane's copies, the first of them at `place` from the stage's first element, in bytes.
+  __device__ __forceinline__ void copy_round(const ReduceParams& params, const StageStart<kOfRows>& start, bool inside,
+                                             int round, unsigned place, unsigned stage_offset) const {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const int number = copy_of(round);
+    if (number >= kCopies || copied_channel() >= kTogether) return;
+    bool wanted = true;
+    if (!inside) {
+      const Position position = position_of(number);
+#pragma unroll
+      for (int dimension = 0; dimension < 4; ++dimension) {
+        const int at = start.begin[dimension] + position.at[dimension];
+        if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
+      }
+    }
+    const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
+    const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
+    const int gaps = kLines.pitch - kLineCopies * kAlong;  // at the ends of lines
+    unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
+                      (number * kAlong + (gaps == 0 ? 0 : number / kLineCopies * gaps)) * kElementBytes;
+    if constexpr (kCopy * kBytes < 4) {
+      copy_halves(target, source, step, wanted);
+    } else if (channels == kWarpChannels) {
+#pragma unroll kCopyUnroll
+      for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
+        if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
           ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          source += step;
-          target += kTogether * kChannelBytes;
+        }
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    } else {
+#pragma unroll 1
+      for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+        ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    }
+  }
+
+  // Elements of two bytes on their own, too short for a copy, pass registers, some at a time.
+  __device__ __forceinline__ void copy_halves(unsigned target, const char* source, long long step, bool wanted) const {
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int channel = copied_channel(); channel < channels; channel += kAtOnce * kTogether) {
+      unsigned words[kAtOnce][1];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::load_if<2>(wanted && channel + i * kTogether < channels, source + i * step, words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (channel + i * kTogether < channels) {
+          ptx::store_shared_half(target + i * kTogether * kChannelBytes, words[i][0]);
         }
       }
+      source += kAtOnce * step;
+      target += kAtOnce * kTogether * kChannelBytes;
     }
   }
 
@@ -4158,16 +4344,18 @@ struct LineSide {
     return line * kLines.pitch + w;
   }
 
-  __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
+  // Hands the cells of the stage, numbered among those of this tensor, to store(number, cell).
+  template <typename Store>
+  __device__ __forceinline__ void arrange(unsigned stage_offset, const Store& store) const {
+    if (channels <= 0) return;
 #pragma unroll 1
     for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
       const int channel = channel_round + lane() % kOthers;
       if (channel >= channels) continue;
       const unsigned lines = raw + stage_offset + channel * kChannelBytes;
       const int of_block = first_channel + channel;
-      const int cell = kOfRows ? of_block
-                               : kShape.row_cells() + of_block / kShape.team_columns * kShape.team_cells() +
-                                     of_block % kShape.team_columns;
+      const int cell =
+          kOfRows ? of_block : of_block / kShape.team_columns * kShape.team_cells() + of_block % kShape.team_columns;
       constexpr int kNext = kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll kGroupUnroll
       for (int round = 0; round < kGroupRounds; round += kGroupBatch) {
@@ -4191,13 +4379,36 @@ struct LineSide {
         for (int i = 0; i < kGroupBatch; ++i) {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
-          const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+          const int target = cell + group * kLength * kNext;
 #pragma unroll
-          for (int at = 0; at < kLength; ++at) {
-            ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
-          }
+          for (int at = 0; at < kLength; ++at) store(target + at * kNext, cell_of<kWords>(words[i], at));
         }
       }
+    }
+  }
+};
+
+// x = big + small, both TF32; the product of two small parts is below fp32's last bit.
+struct SplitCell {
+  Cell big;
+  Cell small;
+
+  __device__ __forceinline__ explicit SplitCell(const Cell& cell) {
+    float rests = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = __uint_as_float(cell.word[i]);
+      big.word[i] = ptx::nearest_tf32(value);
+      const float rest = value - __uint_as_float(big.word[i]);
+      small.word[i] = ptx::nearest_tf32(rest);
+      rests += rest;
+    }
+    if (rests - rests == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((big.word[i] & 0x7f800000u) != 0x7f800000u) continue;  // infinite, NaN, or rounded up to infinity
+      big.word[i] = cell.word[i];
+      small.word[i] = 0;
     }
   }
 };
@@ -4209,8 +4420,16 @@ struct LineLoader {
 
   __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                         int warp, unsigned raw)
-      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_side_bytes(true)),
+        columns(
+            params, block, origin, column_warp(warp),
+            raw + kShape.row_warps * kShape.raw_side_bytes(true) + column_warp(warp) * kShape.raw_side_bytes(false)) {}
+
+  // Warps that have nothing to do with a tensor stand behind those that share its channels.
+  static __device__ __forceinline__ int column_warp(int warp) {
+    if constexpr (!kShape.sides_apart()) return warp;
+    return warp >= kShape.row_warps ? warp - kShape.row_warps : kShape.column_warps;
+  }
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
@@ -4222,8 +4441,19 @@ struct LineLoader {
     columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
-    rows.arrange(slot * kShape.raw_stage_bytes(), stage);
-    columns.arrange(slot * kShape.raw_stage_bytes(), stage);
+    const auto store_to = [](unsigned first) {
+      return [first](int number, const Cell& cell) {
+        if constexpr (kShape.splits()) {
+          const SplitCell split(cell);
+          ptx::store_16(first + number * 16, split.big);
+          ptx::store_16(first + (kShape.plane_cells() + number) * 16, split.small);
+        } else {
+          ptx::store_16(first + number * 16, cell);
+        }
+      };
+    };
+    rows.arrange(slot * kShape.raw_stage_bytes(), store_to(stage));
+    columns.arrange(slot * kShape.raw_stage_bytes(), store_to(stage + kShape.row_cells() * 16));
   }
 };
 """
@@ -4348,8 +4578,49 @@ struct TeamTile : TeamPlace {
   // The first of the sixteen rows that this thread's warp holds of a tile.
   __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
 
+  // Adds the products of a stage in fp32 out of TF32. The tensor cores cut the bits that they shift out; sums of a few
+  // products are therefore added in fp32.
+  __device__ __forceinline__ void multiply_split_stage(unsigned stage) {
+    constexpr int kDepth = 4;
+    const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
+    const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
+#pragma unroll 1
+    for (int begin = 0; begin < kShape.products(); begin += kDepth) {
+      float part[kRowTiles][kTeamRuns][kColumnTiles][4] = {};
+      ptx::fence_warpgroup();
+#pragma unroll 1
+      for (int product = begin; product < min(begin + kDepth, kShape.products()); ++product) {
+#pragma unroll
+        for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            const unsigned rows = a + 2 * product * kShape.row_pitch() + tile * 64;
+            const unsigned columns = b + run_at[run] + kProductCells[product];
+            multiply(part[tile][run], whole(rows + kShape.plane_cells()), whole(columns));
+            multiply(part[tile][run], whole(rows), whole(columns + kShape.plane_cells()));
+            multiply(part[tile][run], whole(rows), whole(columns));
+          }
+        }
+      }
+      ptx::commit_warpgroup();
+      ptx::wait_for_warpgroup();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+          for (int column = 0; column < kColumnTiles; ++column) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[tile][run][column][i] += part[tile][run][column][i];
+          }
+        }
+      }
+    }
+  }
+
   // Starts the products [begin, end) of a stage.
   __device__ __forceinline__ void multiply_stage(unsigned stage, int begin, int end) {
+    if constexpr (kShape.splits()) return multiply_split_stage(stage);
     const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
     const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
     ptx::fence_warpgroup();
@@ -4485,7 +4756,7 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kC
   const unsigned input_stages = ptx::shared_address(shared_memory);
   const unsigned weight_stages = input_stages + kShape.input_stages() * kShape.input_stage_bytes();
 
-  const BlockPlace place = block_place(params);
+  const BlockPlace place = block_place(params, blockIdx.x);
   const BlockRows rows = block_rows(params, place.block_row);
   const BlockCells cells = block_cells(params, place.cells);
 
@@ -5243,6 +5514,12 @@ struct TileShape {
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.
   int line_axis;
+  // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
+  bool stays;
+  int most_blocks;
+  // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
+  // the cells of a warp fill whole sectors. 0: outputs pass through shared memory.
+  int store_vector;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -5339,7 +5616,10 @@ struct TileShape {
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
-  constexpr int loading_registers() const { return registers_at_start() < 128 ? 48 : 56; }
+  constexpr int loading_registers() const {
+    const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
+    return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
+  }
   constexpr int multiplying_registers() const {
     const int left =
         (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
@@ -5456,15 +5736,20 @@ struct TileShape {
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
   constexpr int turn_channels() const {
     int channels = block_channels;
-    const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    if (store_vector > 0) return channels;
+    int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    if (stays) room = (blocks_per_multiprocessor == 1 ? 40 : 20) * 1024;
     while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
     return channels;
   }
+  // Where outputs are staged: in place of the operands, or beside those of the next tile.
+  constexpr int staged_offset() const { return stays ? pipeline_bytes() : 0; }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
@@ -5537,19 +5822,25 @@ struct BlockPlace {
   int rank;
 };
 
-__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
-  const int rank = blockIdx.x % kShape.depth_blocks;
-  const int index = blockIdx.x / kShape.depth_blocks;
+__device__ __forceinline__ int block_rows_count(const TileParams& params) {
+  return params.groups * params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2] *
+         params.channel_blocks;
+}
+__device__ __forceinline__ int boxes_count(const TileParams& params) {
+  return params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+}
+
+__device__ __forceinline__ BlockPlace block_place(const TileParams& params, int block) {
+  const int rank = block % kShape.depth_blocks;
+  const int index = block / kShape.depth_blocks;
   if constexpr (kShape.skips_backs()) {
     // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
     // the end.
-    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const int boxes = boxes_count(params);
     const int outer = index / params.channel_blocks;
     return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
   } else {
-    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
-                                 params.residue_blocks[2] * params.channel_blocks;
-    return {index % block_rows_count, index / block_rows_count, rank};
+    return {index % block_rows_count(params), index / block_rows_count(params), rank};
   }
 }
 
@@ -5563,6 +5854,20 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int 
   }
   return cells;
 }
+
+// All of that about one tile.
+struct TilePlace {
+  BlockRows rows;
+  BlockCells cells;
+  int rank;
+
+  __device__ __forceinline__ TilePlace(const TileParams& params, int tile) {
+    const BlockPlace place = block_place(params, tile);
+    rows = block_rows(params, place.block_row);
+    cells = block_cells(params, place.cells);
+    rank = place.rank;
+  }
+};
 """
 FILES["tile_store.cuh"] = r"""
 // From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
@@ -5807,6 +6112,7 @@ __device__ __forceinline__ void store_channels(const TileParams& params, const B
 template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                             const Team& tile, int rank, unsigned char* shared_memory) {
+  shared_memory += kShape.staged_offset();
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kTurnChannels));
   Element* output =
@@ -5852,6 +6158,31 @@ constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
 constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
 
+// Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
+struct CellPlace {
+  int at[4];  // sample, depth, height, width
+  bool exists;
+};
+__device__ __forceinline__ CellPlace cell_place(int column) {
+  constexpr int kLineDimension = kShape.stacks_tiles() ? 1 + kShape.line_axis : -1;
+  constexpr int kCells = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[kLineDimension] : kShape.cells();
+  CellPlace place;
+  int cell = kShape.stacks_tiles() ? column % 64 : column;
+  place.exists = cell < kCells;
+  if (!place.exists) cell = 0;
+#pragma unroll
+  for (int dimension = 3; dimension >= 0; --dimension) {
+    if (dimension == kLineDimension) {
+      place.at[dimension] = column / 64;
+      place.exists = place.exists && place.at[dimension] < kShape.tile[dimension];
+    } else {
+      place.at[dimension] = cell % kShape.tile[dimension];
+      cell /= kShape.tile[dimension];
+    }
+  }
+  return place;
+}
+
 struct CellTeam {
   static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
   static constexpr int kOctets = kShape.rows() / 8;
@@ -5875,22 +6206,8 @@ struct CellTeam {
     for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int column_here = column(i) + half * 8;
-        // Columns without a cell read the first one.
-        constexpr int kPlane = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[1 + kShape.line_axis] : 0;
-        int cell = kShape.stacks_tiles() ? column_here % 64 : column_here;
-        if (cell >= (kShape.stacks_tiles() ? kPlane : kShape.cells())) cell = 0;
-        int place[4];  // sample, depth, height, width
-#pragma unroll
-        for (int dimension = 3; dimension >= 0; --dimension) {
-          if (kShape.stacks_tiles() && dimension == 1 + kShape.line_axis) {
-            place[dimension] = min(column_here / 64, kShape.tile[dimension] - 1);
-          } else {
-            place[dimension] = cell % kShape.tile[dimension];
-            cell /= kShape.tile[dimension];
-          }
-        }
-        const auto& [n, d, h, w] = place;
+        const CellPlace place = cell_place(column(i) + half * 8);
+        const auto& [n, d, h, w] = place.at;
         at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
                       w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
@@ -5957,6 +6274,9 @@ struct CellTeam {
 };
 
 #include "tile_store.cuh"
+#if kStoresVectors
+#include "tile_stream_store.cuh"
+#endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
 struct StreamReader {
@@ -5966,7 +6286,7 @@ struct StreamReader {
   RingPlace<kShape.input_ring> input;
   RingPlace<kShape.weight_ring> weight;
   int released = 0;  // the slot of weights to give back next
-  int chunk = 0;
+  int chunk = 0;     // of the tile
 
   __device__ __forceinline__ unsigned input_stage() const {
     return input_ring + input.slot * kShape.input_stage_bytes();
@@ -5990,10 +6310,7 @@ struct StreamReader {
     const bool ends_chunk = item + 1 == kItems;
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) {
-      give_back(barriers.weight_empty(released));
-      released = released + 1 == kShape.weight_ring ? 0 : released + 1;
-    }
+    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kSteps);
@@ -6001,9 +6318,17 @@ struct StreamReader {
       return;
     }
     if (++chunk == kShape.block_chunks()) return;
+    give_back_input();
+    begin(team, next);
+  }
+
+  __device__ __forceinline__ void give_back_input() {
     give_back(barriers.input_empty(input.slot));
     input.advance();
-    begin(team, next);
+  }
+  __device__ __forceinline__ void give_back_weights() {
+    give_back(barriers.weight_empty(released));
+    released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
   // The first fragments of a chunk.
@@ -6052,6 +6377,9 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
     }
   }
   ptx::wait_for_warpgroup<0>();
+  reader.give_back_input();
+  reader.give_back_weights();
+  reader.chunk = 0;
 }
 
 __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
@@ -6063,25 +6391,46 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
 
-  const BlockPlace place = block_place(params);
-  const BlockRows rows = block_rows(params, place.block_row);
-  const BlockCells cells = block_cells(params, place.cells);
+  // Every role goes through the block's tiles on its own.
+  const auto for_each_tile = [&](auto&& visit) {
+    const int tiles = block_rows_count(params) * boxes_count(params) * kShape.depth_blocks;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      visit(tile);
+      if (!kShape.stays) break;
+    }
+  };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
     if (loader < kInputThreads) {
-      stream_input(params, rows, cells, place.rank, barriers, input_ring, loader);
+      RingPlace<kShape.input_ring> slot;
+      for_each_tile(
+          [&](int tile) { stream_input(params, TilePlace(params, tile), barriers, input_ring, loader, slot); });
     } else if (loader == kInputThreads) {
-      stream_weights(params, place.block_row, place.rank, barriers, weight_ring);
+      ptx::wait_for_previous_kernel();
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
+      });
     }
     return;
   }
   ptx::take_registers<kShape.multiplying_registers()>();
-  CellTeam team(params, cells);
   StreamReader reader{barriers, input_ring, weight_ring};
-  multiply_stream(team, reader);
-  sync_storing();
-  store_block(params, rows, cells, team, place.rank, shared_memory);
+  for_each_tile([&](int tile) {
+    CellTeam team(params, TilePlace(params, tile).cells);
+    multiply_stream(team, reader);
+    // Worked out again rather than kept in registers that the products need.
+    const TilePlace place(params, ptx::opaque(tile));
+#if kStoresVectors
+    store_directly(params, place.rows, place.cells, team);
+#else
+    if (!kShape.stays) sync_storing();
+    store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
+#endif
+  });
 }
 """
 FILES["tile_stream_load.cuh"] = r"""
@@ -6119,7 +6468,8 @@ struct StreamBarriers {
   }
 };
 
-// A place in a ring, and which time around.
+// A place in a ring, and which time around. Waiting for an empty slot costs nothing the first time around: before a
+// barrier's first phase ends, the phase before it counts as over.
 template <int kSlots>
 struct RingPlace {
   int slot = 0;
@@ -6221,19 +6571,20 @@ struct InputCopies {
   }
 };
 
-__device__ __forceinline__ void stream_input(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                             int rank, const StreamBarriers& barriers, unsigned ring, int thread) {
+__device__ __forceinline__ void stream_input(const TileParams& params, const TilePlace& tile,
+                                             const StreamBarriers& barriers, unsigned ring, int thread,
+                                             RingPlace<kShape.input_ring>& place) {
+  const BlockCells& cells = tile.cells;
   const InputCopies copies(params, cells, thread);
-  int channel = rank * kShape.block_chunks() * kShape.chunk_channels();
+  int channel = tile.rank * kShape.block_chunks() * kShape.chunk_channels();
   const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
   const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
-                        (static_cast<long long>(rows.group) * kShape.channels + channel) * params.input_strides[1];
+                        (static_cast<long long>(tile.rows.group) * kShape.channels + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
-  RingPlace<kShape.input_ring> place;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-    if (chunk >= kShape.input_ring) ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
     copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
@@ -6244,24 +6595,118 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Blo
 
 // One thread asks for all weights.
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
-                                               const StreamBarriers& barriers, unsigned ring) {
+                                               const StreamBarriers& barriers, unsigned ring,
+                                               RingPlace<kShape.weight_ring>& place) {
   constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
   const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
                        rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
-  ptx::wait_for_previous_kernel();
-  RingPlace<kShape.weight_ring> place;
-  int step = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
 #pragma unroll 1
     for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
       const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
-      if (step >= kShape.weight_ring) ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
       ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
       ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
       source += bytes;
       place.advance();
-      ++step;
+    }
+  }
+}
+"""
+FILES["tile_stream_store.cuh"] = r"""
+// From the accumulators of a streaming block straight to the output: no thread waits for another. Only where phases
+// along the width make vectors; single outputs would leave in pieces of a sector.
+
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[2]) {
+  *reinterpret_cast<float2*>(out) = {values[0], values[1]};
+}
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[4]) {
+  *reinterpret_cast<float4*>(out) = {values[0], values[1], values[2], values[3]};
+}
+
+// Outputs of the phases of one cell along the width, a vector at a time.
+struct CellStore {
+  static constexpr int kVector = kShape.store_vector;
+
+  const TileParams& params;
+  const BlockRows& rows;
+  const BlockCells& cells;
+  int channels;  // of the block that exist
+
+  __device__ __forceinline__ int first_output(int axis, int cell) const {
+    return (cells.first[1 + axis] + cell) * kShape.output_step(axis) + rows.first_residue[axis] -
+           output_pad(params, axis);
+  }
+  __device__ __forceinline__ bool inside(int axis, int output) const {
+    return static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
+  }
+  // A block may have fewer residues of an axis than its span.
+  __device__ __forceinline__ bool has_residue(int axis, int residue) const {
+    return kShape.output_step(axis) % kShape.span[axis] == 0 ||
+           rows.first_residue[axis] + residue < kShape.output_step(axis);
+  }
+
+  // All channels of one cell of a tile; `half` says which of the thread's two.
+  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place,
+                                        Element* output) const {
+    if (cells.first[0] + place.at[0] >= params.batch) return;
+    output += place.at[0] * params.output_strides[0];
+#pragma unroll
+    for (int sd = 0; sd < kShape.slots[0]; ++sd) {
+      const int d = first_output(0, place.at[1]) + kShape.residue_of(0, sd);
+      if (!inside(0, d) || !has_residue(0, kShape.residue_of(0, sd))) continue;
+#pragma unroll
+      for (int sh = 0; sh < kShape.slots[1]; ++sh) {
+        const int h = first_output(1, place.at[2]) + kShape.residue_of(1, sh);
+        if (!inside(1, h) || !has_residue(1, kShape.residue_of(1, sh))) continue;
+        Element* const row = output + d * params.output_strides[2] + h * params.output_strides[3];
+#pragma unroll
+        for (int sw = 0; sw < kShape.slots[2]; sw += kVector) {
+          const int w = first_output(2, place.at[3]) + kShape.residue_of(2, sw);
+          if (!inside(2, w) || !has_residue(2, kShape.residue_of(2, sw))) continue;
+          store_channels(team, tile, half, (sd * kShape.slots[1] + sh) * kShape.slots[2] + sw,
+                         row + w * params.output_strides[4]);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void store_channels(const CellTeam& team, int tile, int half, int slot,
+                                                 Element* output) const {
+    const int lane_channel = threadIdx.x % 4 * 2;
+    const long long stride = params.output_strides[1];
+    output += lane_channel * stride;
+#pragma unroll
+    for (int octet = 0; octet < kShape.block_channels / 8; ++octet) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int channel = octet * 8 + lane_channel + side;
+        if (channel >= channels) return;
+        const float bias = bias_of(params, rows, channel);
+        float values[kVector];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i)
+          values[i] = team.octet(tile, (slot + i) * kShape.block_channels / 8 + octet)[half * 2 + side] + bias;
+        store_vector(output + (octet * 8 + side) * stride, values);
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void store_directly(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                               const CellTeam& team) {
+  const CellStore store{params, rows, cells, min(kShape.block_channels, kShape.out_channels - rows.first_channel)};
+  Element* const output =
+      static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+      (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+#pragma unroll
+  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const CellPlace place = cell_place(team.column(tile) + half * 8);
+      if (place.exists) store.store(team, tile, half, place, output);
     }
   }
 }
@@ -6781,6 +7226,7 @@ FILES["launch.cuh"] = r"""
 namespace {
 
 constexpr long long ceil_div(long long a, long long b) { return (a + b - 1) / b; }
+constexpr long long at_most(long long a, long long b) { return a < b ? a : b; }
 
 void* at(void* tensor, long long bytes) { return static_cast<char*>(tensor) + bytes; }
 

@@ -26,20 +26,22 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     forward: direct (cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 4
         channels; 256 threads (channels 4, phases 1, sums 1), 45024 bytes shared, 2 blocks per multiprocessor, grid
         8256) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
-        blocks (3 per multiprocessor), 48 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (16 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, streams to warpgroups 1x2x1
+        of 16x64, 16384 blocks (2 per multiprocessor), 98 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
         blocks (3 per multiprocessor), 35 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
         blocks (2 per multiprocessor), 35 KiB shared, weights in place) [8.0 and later, TF32]
     grad_input: tile (8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
         blocks (1 per multiprocessor), 74 KiB shared, weights packed) [8.0 and later, strict]
+    grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x8x16 pixels at a time, warps 1x1x3 of
+        16x80, vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 91 KiB shared) [Hopper, TF32]
     grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x4x16 pixels at a time, warps 1x1x3 of
-        16x80, vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 53 KiB shared) [Hopper, TF32;
-        Hopper, strict]
+        16x80, vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 53 KiB shared) [Hopper, strict]
+    grad_weight: reduce (16 in channels by 1x3x5 taps x 8 channels; 1x1x4x16 pixels at a time, warps 1x1x3 of 16x48,
+        vectors of 4 and 2, 40 parts, 320 blocks (3 per multiprocessor), 31 KiB shared) [8.0 and later, TF32]
     grad_weight: reduce (16 in channels by 1x3x5 taps x 16 channels; 1x1x4x8 pixels at a time, warps 1x1x3 of 16x80,
-        vectors of 2 and 2, 54 parts, 216 blocks (2 per multiprocessor), 30 KiB shared) [8.0 and later, TF32; 8.0
-        and later, strict]
+        vectors of 2 and 2, 54 parts, 216 blocks (2 per multiprocessor), 30 KiB shared) [8.0 and later, strict]
 
 The kinds of kernel:
     tile: a matrix product on tensor cores: rows are output channels (of several phases, where that fills a tile),
@@ -510,7 +512,7 @@ LAYERS = [
             ("hopper", "strict"): (
                 "forward_hopper_tf32",
                 "grad_input_hopper_strict",
-                "grad_weight_hopper_tf32",
+                "grad_weight_hopper_strict",
                 "bias_F32",
             ),
             ("ampere", "tf32"): (
@@ -522,7 +524,7 @@ LAYERS = [
             ("ampere", "strict"): (
                 "forward_ampere_tf32",
                 "grad_input_ampere_strict",
-                "grad_weight_ampere_tf32",
+                "grad_weight_ampere_strict",
                 "bias_F32",
             ),
         },
@@ -636,7 +638,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         0,  // pad_cells_height
         0,  // pad_cells_width
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch * 4, forward_kernel::kPlanes) * 129), 1, 1);
+    const long long blocks = ceil_div(batch * 4, forward_kernel::kPlanes) * 129;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(forward_kernel::tconv_direct, grid, 128, 38880,
                              false, stream, params);
     if (error != 0) return error;
@@ -647,24 +650,33 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
-// blocks (3 per multiprocessor), 48 KiB shared, weights packed
+// grad_input, tile: 16 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, streams to warpgroups 1x2x1 of
+// 16x64, 16384 blocks (2 per multiprocessor), 98 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false,
-    false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 4, -1, true, 264, 0, 1, 8, 1, 2, 1, 1, 2, 15, 0, true, 2,
+    true, false, true, false};
+__device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+__constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kStoresVectors 0
+__device__ __forceinline__ void multiply(float (&d)[2][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace grad_input_1_kernel
 
 namespace grad_input_2_kernel {
@@ -672,16 +684,26 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false,
-    false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 4, -1, true, 264, 0, 1, 8, 1, 2, 1, 1, 2, 15, 0, true, 2,
+    true, false, true, false};
+__device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+__constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-#include "tile.cuh"
+#define kStoresVectors 0
+__device__ __forceinline__ void multiply(float (&d)[2][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kStoresVectors
 }  // namespace grad_input_2_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -706,8 +728,9 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(4, 1, 4);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1936,
+    const long long blocks = 4;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 4);
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3856,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -731,8 +754,9 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 1024), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 49728,
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 1024;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 384, 101216,
                              true, stream, params);
     if (error != 0) return error;
   }
@@ -742,15 +766,16 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 61440; }
 """
 PIECES["grad_weight_hopper_tf32"] = r"""
-// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x4x16 pixels at a time, warps 1x1x3 of 16x80,
-// vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 53 KiB shared
+// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x8x16 pixels at a time, warps 1x1x3 of 16x80,
+// vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 91 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
-__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
-    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 2,
-    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
-__constant__ int kProductCells[] = {0, 96, 224, 320, 448, 544, 672, 768, };
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 8, 4}, 4, 2,
+    0, 8, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+__constant__ int kProductCells[] = {0, 96, 224, 320, 448, 544, 672, 768, 896, 992, 1120, 1216, 1344, 1440, 1568,
+    1664, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_1_kernel
@@ -758,9 +783,9 @@ constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
-__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
-    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 2,
-    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 8, 4}, 4, 2,
+    0, 8, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -772,6 +797,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         tensors.input,  // rows
         at(tensors.output, 3064),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {1048576, 32768, 32768, 256, 1},  // row_strides
@@ -785,13 +812,14 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // row_blocks
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 32, 16},  // tiles
-        {1016592, 784, 784, 16},  // row_advance
-        {12408480, 6174, 5408, 48},  // column_advance
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 16, 16},  // tiles
+        {1017616, 1808, 1808, 16},  // row_advance
+        {12414608, 12302, 11536, 48},  // column_advance
         66,  // parts
     };
-    const dim3 grid(264, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 54848,
+    const long long blocks = 264;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 93376,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -799,6 +827,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         tensors.input,  // rows
         at(tensors.output, 3064),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {1048576, 32768, 32768, 256, 1},  // row_strides
@@ -812,14 +842,15 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         1,  // row_blocks
         1,  // column_blocks
         {1, 1, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 32, 16},  // tiles
-        {1016592, 784, 784, 16},  // row_advance
-        {12408480, 6174, 5408, 48},  // column_advance
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 16, 16},  // tiles
+        {1017616, 1808, 1808, 16},  // row_advance
+        {12414608, 12302, 11536, 48},  // column_advance
         66,  // parts
     };
-    const dim3 grid(48, 1, 1);
+    const long long blocks = 48;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
-                             false, stream, params);
+                             true, stream, params);
     if (error != 0) return error;
   }
   return 0;
@@ -835,8 +866,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false,
-    false, false};
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3,
+    true, 3, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
@@ -853,8 +884,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 3, true, false,
-    false, false};
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3,
+    true, 3, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
@@ -862,6 +893,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
 
@@ -887,7 +919,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(4, 1, 4);
+    const long long blocks = 4;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 4);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1936,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -912,7 +945,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 2048), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 2048;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 35904,
                              true, stream, params);
     if (error != 0) return error;
@@ -921,6 +955,98 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 61440; }
+"""
+PIECES["grad_weight_hopper_strict"] = r"""
+// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x4x16 pixels at a time, warps 1x1x3 of 16x80,
+// vectors of 4 and 2, 66 parts, 264 blocks (2 per multiprocessor), 53 KiB shared
+namespace grad_weight_1_kernel {
+#include "reduce_params.cuh"
+using Element = float;
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 2,
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+__constant__ int kProductCells[] = {0, 96, 224, 320, 448, 544, 672, 768, };
+#include "reduce.cuh"
+constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+}  // namespace grad_weight_1_kernel
+
+namespace grad_weight_2_kernel {
+#include "reduce_params.cuh"
+using Element = float;
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 2,
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+constexpr int kPieces = 8;
+#include "reduce_finish.cuh"
+constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+}  // namespace grad_weight_2_kernel
+
+int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const grad_weight_1_kernel::ReduceParams params = {
+        tensors.input,  // rows
+        at(tensors.output, 3064),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
+        static_cast<float*>(tensors.workspace),  // sums
+        tensors.weight,  // weight
+        {1048576, 32768, 32768, 256, 1},  // row_strides
+        {12599168, 196862, 196862, 1532, 1},  // column_strides
+        {1920, 240, 15, 15, 5, 1},  // weight_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 128, 256},  // row_size
+        {1, 128, 766},  // column_size
+        {0, 1, 2},  // pad
+        1,  // row_blocks
+        1,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1016592, 784, 784, 16},  // row_advance
+        {12408480, 6174, 5408, 48},  // column_advance
+        66,  // parts
+    };
+    const long long blocks = 264;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 54848,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  {
+    const grad_weight_2_kernel::ReduceParams params = {
+        tensors.input,  // rows
+        at(tensors.output, 3064),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
+        static_cast<float*>(tensors.workspace),  // sums
+        tensors.weight,  // weight
+        {1048576, 32768, 32768, 256, 1},  // row_strides
+        {12599168, 196862, 196862, 1532, 1},  // column_strides
+        {1920, 240, 15, 15, 5, 1},  // weight_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 128, 256},  // row_size
+        {1, 128, 766},  // column_size
+        {0, 1, 2},  // pad
+        1,  // row_blocks
+        1,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1016592, 784, 784, 16},  // row_advance
+        {12408480, 6174, 5408, 48},  // column_advance
+        66,  // parts
+    };
+    const long long blocks = 48;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
+                             true, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long grad_weight_workspace(const Layer&) { return 4055040; }
 """
 PIECES["forward_ampere_tf32"] = r"""
 // forward, direct: cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 4
@@ -974,7 +1100,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         0,  // pad_cells_height
         0,  // pad_cells_width
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch * 4, forward_kernel::kPlanes) * 129), 1, 1);
+    const long long blocks = ceil_div(batch * 4, forward_kernel::kPlanes) * 129;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(forward_kernel::tconv_direct, grid, 256, 45024,
                              false, stream, params);
     if (error != 0) return error;
@@ -992,8 +1119,8 @@ namespace grad_input_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 2, 1, 4, 1, 1, 2, 15, 3, true, 2, false, false,
-    false, false};
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3,
+    true, 2, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
@@ -1001,6 +1128,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_kernel
 
@@ -1026,7 +1154,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_kernel::kSamples) * 2048), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_kernel::kSamples) * 2048;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_kernel::tconv_tile, grid, 128, 36384,
                              false, stream, params);
     if (error != 0) return error;
@@ -1037,15 +1166,15 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_weight_ampere_tf32"] = r"""
-// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x4x8 pixels at a time, warps 1x1x3 of 16x80,
-// vectors of 2 and 2, 54 parts, 216 blocks (2 per multiprocessor), 30 KiB shared
+// grad_weight, reduce: 16 in channels by 1x3x5 taps x 8 channels; 1x1x4x16 pixels at a time, warps 1x1x3 of 16x48,
+// vectors of 4 and 2, 40 parts, 320 blocks (3 per multiprocessor), 31 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
-__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
-    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 2}, 2, 2,
-    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
-__constant__ int kProductCells[] = {0, 128, 256, 384, };
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 8, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 2,
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 3, true, false};
+__constant__ int kProductCells[] = {0, 48, 112, 160, 224, 272, 336, 384, };
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_1_kernel
@@ -1053,9 +1182,9 @@ constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
-__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
-    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 2}, 2, 2,
-    0, 4, 4, 8, 0, 1, 1, 2, 0, 0, 2, 2, true, false};
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 8, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 2,
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 3, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1067,6 +1196,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_1_kernel::ReduceParams params = {
         tensors.input,  // rows
         at(tensors.output, 3064),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {1048576, 32768, 32768, 256, 1},  // row_strides
@@ -1078,15 +1209,16 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 766},  // column_size
         {0, 1, 2},  // pad
         1,  // row_blocks
-        1,  // column_blocks
+        2,  // column_blocks
         {1, 1, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 32, 32},  // tiles
-        {1016584, 776, 776, 8},  // row_advance
-        {12408456, 6150, 5384, 24},  // column_advance
-        54,  // parts
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1016592, 784, 784, 16},  // row_advance
+        {12408480, 6174, 5408, 48},  // column_advance
+        40,  // parts
     };
-    const dim3 grid(216, 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 31360,
+    const long long blocks = 320;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 32704,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1094,6 +1226,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     const grad_weight_2_kernel::ReduceParams params = {
         tensors.input,  // rows
         at(tensors.output, 3064),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
         static_cast<float*>(tensors.workspace),  // sums
         tensors.weight,  // weight
         {1048576, 32768, 32768, 256, 1},  // row_strides
@@ -1105,14 +1239,15 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 766},  // column_size
         {0, 1, 2},  // pad
         1,  // row_blocks
-        1,  // column_blocks
+        2,  // column_blocks
         {1, 1, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 32, 32},  // tiles
-        {1016584, 776, 776, 8},  // row_advance
-        {12408456, 6150, 5384, 24},  // column_advance
-        54,  // parts
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 32, 16},  // tiles
+        {1016592, 784, 784, 16},  // row_advance
+        {12408480, 6174, 5408, 48},  // column_advance
+        40,  // parts
     };
-    const dim3 grid(48, 1, 1);
+    const long long blocks = 48;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
     if (error != 0) return error;
@@ -1120,7 +1255,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
   return 0;
 }
 
-long long grad_weight_workspace(const Layer&) { return 3317760; }
+long long grad_weight_workspace(const Layer&) { return 2949120; }
 """
 PIECES["grad_input_ampere_strict"] = r"""
 // grad_input, tile: 8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
@@ -1130,8 +1265,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 1, true, false,
-    false, false};
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3,
+    true, 1, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
@@ -1148,8 +1283,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, 1, 4, 1, 8, 1, 1, 2, 15, 3, true, 1, true, false,
-    false, false};
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3,
+    true, 1, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
@@ -1157,6 +1292,7 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
+constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
 
@@ -1182,7 +1318,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(4, 1, 4);
+    const long long blocks = 4;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 4);
     const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1936,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
@@ -1207,7 +1344,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const dim3 grid(static_cast<unsigned>(ceil_div(batch, grad_input_2_kernel::kSamples) * 512), 1, 1);
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 512;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
     const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 75840,
                              false, stream, params);
     if (error != 0) return error;
@@ -1216,6 +1354,98 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 61440; }
+"""
+PIECES["grad_weight_ampere_strict"] = r"""
+// grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x4x8 pixels at a time, warps 1x1x3 of 16x80,
+// vectors of 2 and 2, 54 parts, 216 blocks (2 per multiprocessor), 30 KiB shared
+namespace grad_weight_1_kernel {
+#include "reduce_params.cuh"
+using Element = float;
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 2}, 2, 2,
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+__constant__ int kProductCells[] = {0, 128, 256, 384, };
+#include "reduce.cuh"
+constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+}  // namespace grad_weight_1_kernel
+
+namespace grad_weight_2_kernel {
+#include "reduce_params.cuh"
+using Element = float;
+__device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 8, 16, {1, 3, 5}, {1, 1, 3}, {1, 1, 1},
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 2}, 2, 2,
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+constexpr int kPieces = 8;
+#include "reduce_finish.cuh"
+constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+}  // namespace grad_weight_2_kernel
+
+int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
+  const long long batch = layer.batch;
+  {
+    const grad_weight_1_kernel::ReduceParams params = {
+        tensors.input,  // rows
+        at(tensors.output, 3064),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
+        static_cast<float*>(tensors.workspace),  // sums
+        tensors.weight,  // weight
+        {1048576, 32768, 32768, 256, 1},  // row_strides
+        {12599168, 196862, 196862, 1532, 1},  // column_strides
+        {1920, 240, 15, 15, 5, 1},  // weight_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 128, 256},  // row_size
+        {1, 128, 766},  // column_size
+        {0, 1, 2},  // pad
+        1,  // row_blocks
+        1,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 32, 32},  // tiles
+        {1016584, 776, 776, 8},  // row_advance
+        {12408456, 6150, 5384, 24},  // column_advance
+        54,  // parts
+    };
+    const long long blocks = 216;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 31360,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  {
+    const grad_weight_2_kernel::ReduceParams params = {
+        tensors.input,  // rows
+        at(tensors.output, 3064),  // columns
+        tensors.workspace,  // packed_rows
+        tensors.workspace,  // packed_columns
+        static_cast<float*>(tensors.workspace),  // sums
+        tensors.weight,  // weight
+        {1048576, 32768, 32768, 256, 1},  // row_strides
+        {12599168, 196862, 196862, 1532, 1},  // column_strides
+        {1920, 240, 15, 15, 5, 1},  // weight_strides
+        static_cast<int>(batch),  // batch
+        4,  // groups
+        {1, 128, 256},  // row_size
+        {1, 128, 766},  // column_size
+        {0, 1, 2},  // pad
+        1,  // row_blocks
+        1,  // column_blocks
+        {1, 1, 1},  // tap_blocks
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 32, 32},  // tiles
+        {1016584, 776, 776, 8},  // row_advance
+        {12408456, 6150, 5384, 24},  // column_advance
+        54,  // parts
+    };
+    const long long blocks = 48;
+    const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
+    const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
+                             false, stream, params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+long long grad_weight_workspace(const Layer&) { return 3317760; }
 """
 PIECES["general_F64"] = r"""
 namespace forward_kernel {
@@ -3072,6 +3302,10 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_half(unsigned address, unsigned bits) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(bits)) : "memory");
+}
+
 __device__ __forceinline__ unsigned load_shared_32(unsigned address) {
   unsigned word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
@@ -3259,6 +3493,7 @@ __device__ __forceinline__ void store_row(const TeamTile& team, int tile, int ha
 // Sums that are parts go to the workspace as they lie.
 __device__ __forceinline__ void store_parts(const ReduceParams& params, const ReduceBlock& block,
                                             const TeamTile& team) {
+  ptx::let_next_kernel_start();
   float* const sums = params.sums + (static_cast<long long>(block.part) * reduce_tiles(params) + block.tile) *
                                         kShape.block_rows() * kShape.block_sums();
 #pragma unroll
@@ -3354,7 +3589,7 @@ struct Stages {
   __device__ __forceinline__ Stages(const ReduceParams& params, const ReduceBlock& block, unsigned shared_address)
       : shared(shared_address) {
     // Counted in 64 bits: parts times stages may be more than an int holds.
-    const long long all = static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const long long all = reduce_stages(params);
     begin = static_cast<int>(all * block.part / params.parts);
     end = static_cast<int>(all * (block.part + 1) / params.parts);
   }
@@ -3416,42 +3651,61 @@ struct Ring {
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
-      ptx::init_barrier(barriers + i * 16, kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : kShape.loader_warps);
       ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
     }
     ptx::publish_barriers();
   }
 };
 
-// Copies are under way while the stage before them is arranged.
+// Lines that are arranged make room for copies at once, so that the next stage is always on its way. The first turns
+// only copy.
 __device__ __forceinline__ void load_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
                                             Ring ring, int warp) {
-  constexpr int kAhead = kShape.raw_stages - 1;
+  constexpr int kRawStages = kShape.raw_stages;
   StageOrigin origin(params, stages.begin);
   LineLoader loader(params, block, origin, warp, ring.stages + kShape.raw_cell() * 16);
-  int copied = stages.begin;
-  int raw_in = 0;
-  int raw_out = 0;
-  const auto copy_next = [&] {
-    if (copied < stages.end) loader.copy(params, block, origin, raw_in);
+  int slot = 0;
+#pragma unroll 1
+  for (int index = stages.begin - kRawStages; index < stages.end; ++index) {
+    if (index >= stages.begin) {
+      ptx::wait_for_copies<kRawStages - 1>();
+      __syncwarp();
+      ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+      loader.arrange(slot, ring.stage());
+      publish_stage();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+      ring.advance();
+    }
+    if (index + kRawStages < stages.end) loader.copy(params, block, origin, slot);
     ptx::commit_copies();
     loader.advance(params, origin.advance(params));
-    ++copied;
-    raw_in = raw_in + 1 == kShape.raw_stages ? 0 : raw_in + 1;
-  };
-#pragma unroll 1
-  for (int i = 0; i < ptx::opaque(kAhead); ++i) copy_next();
+    slot = slot + 1 == kRawStages ? 0 : slot + 1;
+  }
+}
+
+// Stages that were packed come whole, by the copy engine; one thread of a warp asks for them.
+__device__ __forceinline__ void fetch_stages(const ReduceParams& params, const ReduceBlock& block, const Stages& stages,
+                                             Ring ring) {
+  constexpr int kRowBytes = kShape.row_cells() * 16;
+  constexpr int kColumnBytes = kShape.column_cells() * 16;
+  const long long all = reduce_stages(params);
+  const char* rows =
+      static_cast<const char*>(params.packed_rows) + (row_image(params, block) * all + stages.begin) * kRowBytes;
+  const char* columns = static_cast<const char*>(params.packed_columns) +
+                        (column_image(params, block) * all + stages.begin) * kColumnBytes;
+  ptx::wait_for_previous_kernel();
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
-    ptx::wait_for_copies<kAhead - 1>();
-    __syncwarp();
-    copy_next();
     ptx::wait_barrier(ring.done(), ring.lap ^ 1);
-    loader.arrange(raw_out, ring.stage());
-    publish_stage();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
-    raw_out = raw_out + 1 == kShape.raw_stages ? 0 : raw_out + 1;
+    if (threadIdx.x % 32 == 0) {
+      ptx::expect_bytes(ring.loaded(), kRowBytes + kColumnBytes);
+      ptx::copy_bulk(ring.stage(), rows, kRowBytes, ring.loaded());
+      ptx::copy_bulk(ring.stage() + kRowBytes, columns, kColumnBytes, ring.loaded());
+    }
+    rows += kRowBytes;
+    columns += kColumnBytes;
     ring.advance();
   }
 }
@@ -3491,7 +3745,11 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
-      load_stages(params, block, stages, ring, warp - kShape.team_warps());
+      if constexpr (kShape.packed) {
+        if (warp == kShape.team_warps()) fetch_stages(params, block, stages, ring);
+      } else {
+        load_stages(params, block, stages, ring, warp - kShape.team_warps());
+      }
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
@@ -3541,6 +3799,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   tile = (tile * params.tap_blocks[0] + d / kShape.taps[0]) * params.tap_blocks[1] + h / kShape.taps[1];
   const long long part_sums = static_cast<long long>(reduce_tiles(params)) * kShape.block_rows() * kShape.block_sums();
 
+  ptx::wait_for_previous_kernel();
   float total[kTogether] = {};
   if (exists) {
     int at[kTogether];  // among the sums of a part, from the first tap's tile
@@ -3619,6 +3878,19 @@ struct ReduceBlock {
     group = rest / params.row_blocks;
   }
 };
+
+// Which of the packed images of each tensor a block multiplies.
+__device__ __forceinline__ long long row_image(const ReduceParams& params, const ReduceBlock& block) {
+  return block.group * params.row_blocks + block.first_row / kShape.block_rows();
+}
+__device__ __forceinline__ long long column_image(const ReduceParams& params, const ReduceBlock& block) {
+  long long image = block.group * params.column_blocks + block.first_column / kShape.block_columns();
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    image = image * params.tap_blocks[axis] + block.first_tap[axis] / kShape.taps[axis];
+  }
+  return image;
+}
 
 // Elements between the start of a vector and the first that a block's taps read along the width.
 __device__ __forceinline__ int column_lead(const ReduceParams& params, const ReduceBlock& block) {
@@ -3945,6 +4217,9 @@ struct RawLines {
   constexpr int lines() const { return count[0] * count[1] * count[2]; }
 };
 
+// Warps of a block that packs.
+constexpr int kPackWarps = 4;
+
 struct ReduceShape {
   TileMath math;
   int element_bytes;
@@ -3983,9 +4258,12 @@ struct ReduceShape {
   int column_lanes;
   int most_cells;    // cells that a thread loads at once
   int loader_warps;  // warps that load and do nothing else; 0: all warps do both
-  int row_copy;      // elements that such a warp copies at once, along the width
+  int row_warps;     // of these, those that share the channels of each tensor: all, or each tensor has its own
+  int column_warps;
+  int row_copy;  // elements that such a warp copies at once, along the width
   int column_copy;
   int raw_stages;      // of its copies
+  bool packed;         // a kernel before has arranged both tensors as the stages of the blocks: they come whole
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
@@ -4042,11 +4320,14 @@ struct ReduceShape {
   constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
-  constexpr int row_pitch() const { return block_rows() + 1; }
+  constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
   constexpr int team_cells() const { return column_units() * team_columns; }
   constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
   constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
-  constexpr int stage_cells() const { return row_cells() + column_cells(); }
+  // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
+  constexpr bool splits() const { return warpgroup && math == TileMath::fp32x3; }
+  constexpr int plane_cells() const { return row_cells() + column_cells(); }
+  constexpr int stage_cells() const { return plane_cells() * (splits() ? 2 : 1); }
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
   constexpr int spare_cells() const { return run * team_columns + 16; }
@@ -4055,7 +4336,7 @@ struct ReduceShape {
   constexpr int raw_cell() const { return table_cell() + stages; }
   constexpr int pipeline_bytes() const {
     if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
-    return 16 * raw_cell() + raw_stages * raw_stage_bytes();
+    return 16 * raw_cell() + (packed ? 0 : raw_stages * raw_stage_bytes());
   }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
@@ -4100,19 +4381,29 @@ struct ReduceShape {
     return lines;
   }
   constexpr bool channels_last(bool of_rows) const { return of_rows ? rows_channels_last : columns_channels_last; }
+  constexpr bool sides_apart() const { return row_warps + column_warps == loader_warps; }
+  // Warps that share the channels of a block: of the block itself, or of one that packs its stages.
+  constexpr int side_warps(bool of_rows) const { return packed ? kPackWarps : of_rows ? row_warps : column_warps; }
   // A warp that loads has channels of its own.
   constexpr int warp_channels(bool of_rows) const {
     const int channels = of_rows ? loaded_rows() : loaded_columns();
     const int copy = !channels_last(of_rows) ? 1 : of_rows ? row_copy : column_copy;
-    const int warps = loader_warps == 0 ? 1 : loader_warps;
+    const int warps = side_warps(of_rows) == 0 ? 1 : side_warps(of_rows);
     return ((channels + warps - 1) / warps + copy - 1) / copy * copy;
   }
+  // Lanes along the channels when a warp arranges its lines, a power of two; the others go along the units.
+  constexpr int channel_lanes(bool of_rows) const {
+    int lanes = 1;
+    while (lanes < warp_channels(of_rows) && lanes < 32) lanes *= 2;
+    return lanes;
+  }
   // From one channel to the next in a warp's lines, and from one element of a line to the next. Where channels lie
-  // apart, those of neighbouring lanes start on different banks.
+  // apart, eight lanes meet no bank twice: those that read the same channel have neighbouring places.
   constexpr int raw_channel_bytes(bool of_rows) const {
     if (channels_last(of_rows)) return element_bytes;
     const RawLines lines = raw_lines(of_rows);
-    return ((lines.lines() * lines.pitch * element_bytes + 15) / 16 | 1) * 16;
+    const int places = channel_lanes(of_rows) < 8 ? 8 / channel_lanes(of_rows) : 1;
+    return ((lines.lines() * lines.pitch * element_bytes + 16 * places - 1) / (16 * places) | 1) * 16 * places;
   }
   constexpr int raw_element_bytes(bool of_rows) const {
     return channels_last(of_rows) ? (warp_channels(of_rows) * element_bytes + 15) / 16 * 16 : element_bytes;
@@ -4122,8 +4413,13 @@ struct ReduceShape {
     const RawLines lines = raw_lines(of_rows);
     return lines.lines() * lines.pitch * raw_element_bytes(of_rows);
   }
-  constexpr int raw_warp_bytes() const { return raw_side_bytes(true) + raw_side_bytes(false); }
-  constexpr int raw_stage_bytes() const { return loader_warps * raw_warp_bytes(); }
+  constexpr int raw_stage_bytes() const {
+    return row_warps * raw_side_bytes(true) + column_warps * raw_side_bytes(false);
+  }
+  // Shared memory of a block that packs the stage of one tensor.
+  constexpr int pack_bytes() const {
+    return kPackWarps * (raw_side_bytes(true) > raw_side_bytes(false) ? raw_side_bytes(true) : raw_side_bytes(false));
+  }
 
   // Pieces of 32 vectors, one per lane; what a thread has of them, and how many of those it loads at once.
   constexpr int row_chunks() const {
@@ -4180,6 +4476,8 @@ struct ReduceShape {
 struct ReduceParams {
   const void* rows;
   const void* columns;
+  void* packed_rows;         // [group][row block][stage] cells, where stages come whole
+  void* packed_columns;      // [group][column block][tap block][stage] cells
   float* sums;               // [part][tile][row][...] where the block's sums are parts
   void* weight;              // else: the result
   long long row_strides[5];  // batch, channel, depth, height, width
@@ -4206,6 +4504,15 @@ constexpr int reduce_tiles(const ReduceParams& params) {
          params.tap_blocks[2];
 }
 
+constexpr int reduce_row_images(const ReduceParams& params) { return params.groups * params.row_blocks; }
+constexpr int reduce_column_images(const ReduceParams& params) {
+  return params.groups * params.column_blocks * params.tap_blocks[0] * params.tap_blocks[1] * params.tap_blocks[2];
+}
+// Stages of all parts together.
+constexpr long long reduce_stages(const ReduceParams& params) {
+  return static_cast<long long>(params.tiles[0]) * params.tiles[1] * params.tiles[2] * params.tiles[3];
+}
+
 // Threads of a block of the second kernel.
 constexpr int kFinishThreads = 256;
 """
@@ -4214,12 +4521,6 @@ FILES["reduce_stage.cuh"] = r"""
 // registers, and some time later arranged as cells. A warp has channels of its own, and nobody else reads its copies.
 
 #include "reduce_load.cuh"
-
-constexpr int power_above(int count) {
-  int power = 1;
-  while (power < count && power < 32) power *= 2;
-  return power;
-}
 
 struct LineTable {
   int at[8];
@@ -4275,7 +4576,7 @@ struct LineSide {
   static constexpr int kTogether = kChannelLanes * kChannelStep;  // channels that are copied at once
 
   static constexpr int kChannels = kOfRows ? kShape.loaded_rows() : kShape.loaded_columns();
-  static constexpr int kOthers = power_above(kWarpChannels);  // lanes along the channels, at most 32
+  static constexpr int kOthers = kShape.channel_lanes(kOfRows);
   static constexpr int kLanes = 32 / kOthers;
   static constexpr int kLength = kOfRows ? kShape.row_vector : kShape.column_vector;  // cells arranged at once
   static constexpr int kWords = kShape.vector_words(kLength);
@@ -4289,7 +4590,8 @@ struct LineSide {
   static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
   static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
   static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
-  static constexpr int kKept = kRounds <= 3 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kKept = kRounds <= 8 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kChecked = 3;                        // rounds written out for stages at a border, too
 
   const Element* base;                     // sample 0, the warp's first channel
   const Element* next;                     // the first element of the stage that is copied next, inside or not
@@ -4371,7 +4673,7 @@ struct LineSide {
   // Copies the stage that starts at `origin`; what lies outside the tensor becomes zeros.
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        unsigned stage_offset) const {
-    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    if (channels <= 0) return;
     const StageStart<kOfRows> start(params, block, origin, kOfRows ? 0 : column_lead(params, block));
     bool inside = true;
     constexpr LineTable kEnd = kLast;  // nvcc reads no static member at an index that it does not know at once
@@ -4380,42 +4682,85 @@ struct LineSide {
       inside = inside && start.begin[dimension] >= 0 &&
                start.begin[dimension] + kEnd.at[dimension] < start.limit(params, dimension);
     }
-#pragma unroll kKept> 0 ? kKept : 1
-    for (int round = 0; round < kRounds; ++round) {
-      const int number = copy_of(round);
-      if (number >= kCopies || copied_channel() >= kTogether) continue;
-      bool wanted = true;
-      if (!inside) {
-        const Position position = position_of(number);
+    if constexpr (kRounds <= kChecked) {
 #pragma unroll
-        for (int dimension = 0; dimension < 4; ++dimension) {
-          const int at = start.begin[dimension] + position.at[dimension];
-          if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
-        }
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset[kKept > 0 ? round : 0], stage_offset);
       }
-      const unsigned place = kKept > 0 ? offset[kKept > 0 ? round : 0] : offset_of(params, round);
-      const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
-      const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
-      const int line = number / kLineCopies;
-      unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
-                        (line * kLines.pitch + (number - line * kLineCopies) * kAlong) * kElementBytes;
-      if (channels == kWarpChannels) {
-#pragma unroll kCopyUnroll
-        for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
-          if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
-            ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          }
-          source += step;
-          target += kTogether * kChannelBytes;
+    } else {
+      if (kKept > 0 && inside && channels == kWarpChannels) {
+#pragma unroll
+        for (int round = 0; round < kKept; ++round) {
+          copy_round(params, start, true, round, offset[kKept > 0 ? round : 0], stage_offset);
         }
-      } else {
+        return;
+      }
 #pragma unroll 1
-        for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+      for (int round = 0; round < kRounds; ++round) {
+        copy_round(params, start, inside, round, offset_of(params, round), stage_offset);
+      }
+    }
+  }
+
+  // One round of the lane's copies, the first of them at `place` from the stage's first element, in bytes.
+  __device__ __forceinline__ void copy_round(const ReduceParams& params, const StageStart<kOfRows>& start, bool inside,
+                                             int round, unsigned place, unsigned stage_offset) const {
+    const long long (&stride)[5] = side_strides<kOfRows>(params);
+    const int number = copy_of(round);
+    if (number >= kCopies || copied_channel() >= kTogether) return;
+    bool wanted = true;
+    if (!inside) {
+      const Position position = position_of(number);
+#pragma unroll
+      for (int dimension = 0; dimension < 4; ++dimension) {
+        const int at = start.begin[dimension] + position.at[dimension];
+        if (static_cast<unsigned>(at) >= static_cast<unsigned>(start.limit(params, dimension))) wanted = false;
+      }
+    }
+    const char* source = reinterpret_cast<const char*>(wanted ? next : base) + (wanted ? place : 0);
+    const long long step = wanted ? kTogether * stride[1] * kBytes : 0;
+    const int gaps = kLines.pitch - kLineCopies * kAlong;  // at the ends of lines
+    unsigned target = raw + stage_offset + copied_channel() * kChannelBytes +
+                      (number * kAlong + (gaps == 0 ? 0 : number / kLineCopies * gaps)) * kElementBytes;
+    if constexpr (kCopy * kBytes < 4) {
+      copy_halves(target, source, step, wanted);
+    } else if (channels == kWarpChannels) {
+#pragma unroll kCopyUnroll
+      for (int channel = 0; channel < kWarpChannels; channel += kTogether) {
+        if (channel + kTogether <= kWarpChannels || channel + copied_channel() < kWarpChannels) {
           ptx::copy_async<kCopy * kBytes>(target, source, wanted);
-          source += step;
-          target += kTogether * kChannelBytes;
+        }
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    } else {
+#pragma unroll 1
+      for (int channel = copied_channel(); channel < channels; channel += kTogether) {
+        ptx::copy_async<kCopy * kBytes>(target, source, wanted);
+        source += step;
+        target += kTogether * kChannelBytes;
+      }
+    }
+  }
+
+  // Elements of two bytes on their own, too short for a copy, pass registers, some at a time.
+  __device__ __forceinline__ void copy_halves(unsigned target, const char* source, long long step, bool wanted) const {
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int channel = copied_channel(); channel < channels; channel += kAtOnce * kTogether) {
+      unsigned words[kAtOnce][1];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::load_if<2>(wanted && channel + i * kTogether < channels, source + i * step, words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (channel + i * kTogether < channels) {
+          ptx::store_shared_half(target + i * kTogether * kChannelBytes, words[i][0]);
         }
       }
+      source += kAtOnce * step;
+      target += kAtOnce * kTogether * kChannelBytes;
     }
   }
 
@@ -4437,16 +4782,18 @@ struct LineSide {
     return line * kLines.pitch + w;
   }
 
-  __device__ __forceinline__ void arrange(unsigned stage_offset, unsigned stage) const {
+  // Hands the cells of the stage, numbered among those of this tensor, to store(number, cell).
+  template <typename Store>
+  __device__ __forceinline__ void arrange(unsigned stage_offset, const Store& store) const {
+    if (channels <= 0) return;
 #pragma unroll 1
     for (int channel_round = 0; channel_round < kWarpChannels; channel_round += kOthers) {
       const int channel = channel_round + lane() % kOthers;
       if (channel >= channels) continue;
       const unsigned lines = raw + stage_offset + channel * kChannelBytes;
       const int of_block = first_channel + channel;
-      const int cell = kOfRows ? of_block
-                               : kShape.row_cells() + of_block / kShape.team_columns * kShape.team_cells() +
-                                     of_block % kShape.team_columns;
+      const int cell =
+          kOfRows ? of_block : of_block / kShape.team_columns * kShape.team_cells() + of_block % kShape.team_columns;
       constexpr int kNext = kOfRows ? kShape.row_pitch() : kShape.team_columns;
 #pragma unroll kGroupUnroll
       for (int round = 0; round < kGroupRounds; round += kGroupBatch) {
@@ -4470,13 +4817,36 @@ struct LineSide {
         for (int i = 0; i < kGroupBatch; ++i) {
           const int group = (round + i) * kLanes + lane() / kOthers;
           if (group >= kGroups) continue;
-          const unsigned target = stage + (cell + group * kLength * kNext) * 16;
+          const int target = cell + group * kLength * kNext;
 #pragma unroll
-          for (int at = 0; at < kLength; ++at) {
-            ptx::store_16(target + at * kNext * 16, cell_of<kWords>(words[i], at));
-          }
+          for (int at = 0; at < kLength; ++at) store(target + at * kNext, cell_of<kWords>(words[i], at));
         }
       }
+    }
+  }
+};
+
+// x = big + small, both TF32; the product of two small parts is below fp32's last bit.
+struct SplitCell {
+  Cell big;
+  Cell small;
+
+  __device__ __forceinline__ explicit SplitCell(const Cell& cell) {
+    float rests = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = __uint_as_float(cell.word[i]);
+      big.word[i] = ptx::nearest_tf32(value);
+      const float rest = value - __uint_as_float(big.word[i]);
+      small.word[i] = ptx::nearest_tf32(rest);
+      rests += rest;
+    }
+    if (rests - rests == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((big.word[i] & 0x7f800000u) != 0x7f800000u) continue;  // infinite, NaN, or rounded up to infinity
+      big.word[i] = cell.word[i];
+      small.word[i] = 0;
     }
   }
 };
@@ -4488,8 +4858,16 @@ struct LineLoader {
 
   __device__ __forceinline__ LineLoader(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                         int warp, unsigned raw)
-      : rows(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes()),
-        columns(params, block, origin, warp, raw + warp * kShape.raw_warp_bytes() + kShape.raw_side_bytes(true)) {}
+      : rows(params, block, origin, warp, raw + warp * kShape.raw_side_bytes(true)),
+        columns(
+            params, block, origin, column_warp(warp),
+            raw + kShape.row_warps * kShape.raw_side_bytes(true) + column_warp(warp) * kShape.raw_side_bytes(false)) {}
+
+  // Warps that have nothing to do with a tensor stand behind those that share its channels.
+  static __device__ __forceinline__ int column_warp(int warp) {
+    if constexpr (!kShape.sides_apart()) return warp;
+    return warp >= kShape.row_warps ? warp - kShape.row_warps : kShape.column_warps;
+  }
 
   __device__ __forceinline__ void copy(const ReduceParams& params, const ReduceBlock& block, const StageOrigin& origin,
                                        int slot) const {
@@ -4501,8 +4879,19 @@ struct LineLoader {
     columns.advance(params, along);
   }
   __device__ __forceinline__ void arrange(int slot, unsigned stage) const {
-    rows.arrange(slot * kShape.raw_stage_bytes(), stage);
-    columns.arrange(slot * kShape.raw_stage_bytes(), stage);
+    const auto store_to = [](unsigned first) {
+      return [first](int number, const Cell& cell) {
+        if constexpr (kShape.splits()) {
+          const SplitCell split(cell);
+          ptx::store_16(first + number * 16, split.big);
+          ptx::store_16(first + (kShape.plane_cells() + number) * 16, split.small);
+        } else {
+          ptx::store_16(first + number * 16, cell);
+        }
+      };
+    };
+    rows.arrange(slot * kShape.raw_stage_bytes(), store_to(stage));
+    columns.arrange(slot * kShape.raw_stage_bytes(), store_to(stage + kShape.row_cells() * 16));
   }
 };
 """
@@ -4715,7 +5104,7 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kC
   const unsigned input_stages = ptx::shared_address(shared_memory);
   const unsigned weight_stages = input_stages + kShape.input_stages() * kShape.input_stage_bytes();
 
-  const BlockPlace place = block_place(params);
+  const BlockPlace place = block_place(params, blockIdx.x);
   const BlockRows rows = block_rows(params, place.block_row);
   const BlockCells cells = block_cells(params, place.cells);
 
@@ -5473,6 +5862,12 @@ struct TileShape {
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.
   int line_axis;
+  // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
+  bool stays;
+  int most_blocks;
+  // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
+  // the cells of a warp fill whole sectors. 0: outputs pass through shared memory.
+  int store_vector;
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -5569,7 +5964,10 @@ struct TileShape {
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
-  constexpr int loading_registers() const { return registers_at_start() < 128 ? 48 : 56; }
+  constexpr int loading_registers() const {
+    const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
+    return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
+  }
   constexpr int multiplying_registers() const {
     const int left =
         (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
@@ -5686,15 +6084,20 @@ struct TileShape {
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
   constexpr int turn_channels() const {
     int channels = block_channels;
-    const int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    if (store_vector > 0) return channels;
+    int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
+    if (stays) room = (blocks_per_multiprocessor == 1 ? 40 : 20) * 1024;
     while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
     return channels;
   }
+  // Where outputs are staged: in place of the operands, or beside those of the next tile.
+  constexpr int staged_offset() const { return stays ? pipeline_bytes() : 0; }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
@@ -5767,19 +6170,25 @@ struct BlockPlace {
   int rank;
 };
 
-__device__ __forceinline__ BlockPlace block_place(const TileParams& params) {
-  const int rank = blockIdx.x % kShape.depth_blocks;
-  const int index = blockIdx.x / kShape.depth_blocks;
+__device__ __forceinline__ int block_rows_count(const TileParams& params) {
+  return params.groups * params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2] *
+         params.channel_blocks;
+}
+__device__ __forceinline__ int boxes_count(const TileParams& params) {
+  return params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+}
+
+__device__ __forceinline__ BlockPlace block_place(const TileParams& params, int block) {
+  const int rank = block % kShape.depth_blocks;
+  const int index = block / kShape.depth_blocks;
   if constexpr (kShape.skips_backs()) {
     // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
     // the end.
-    const int boxes = params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
+    const int boxes = boxes_count(params);
     const int outer = index / params.channel_blocks;
     return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
   } else {
-    const int block_rows_count = params.groups * params.residue_blocks[0] * params.residue_blocks[1] *
-                                 params.residue_blocks[2] * params.channel_blocks;
-    return {index % block_rows_count, index / block_rows_count, rank};
+    return {index % block_rows_count(params), index / block_rows_count(params), rank};
   }
 }
 
@@ -5793,6 +6202,20 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, int 
   }
   return cells;
 }
+
+// All of that about one tile.
+struct TilePlace {
+  BlockRows rows;
+  BlockCells cells;
+  int rank;
+
+  __device__ __forceinline__ TilePlace(const TileParams& params, int tile) {
+    const BlockPlace place = block_place(params, tile);
+    rows = block_rows(params, place.block_row);
+    cells = block_cells(params, place.cells);
+    rank = place.rank;
+  }
+};
 """
 FILES["tile_store.cuh"] = r"""
 // From the accumulators to the output: through shared memory, so that the phases of a row interleave there and rows
@@ -6037,6 +6460,7 @@ __device__ __forceinline__ void store_channels(const TileParams& params, const B
 template <typename Team>
 __device__ __forceinline__ void store_block(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                             const Team& tile, int rank, unsigned char* shared_memory) {
+  shared_memory += kShape.staged_offset();
   float* staged = reinterpret_cast<float*>(shared_memory);
   TableEntry* table = reinterpret_cast<TableEntry*>(shared_memory + kShape.staged_bytes(kTurnChannels));
   Element* output =
@@ -6059,6 +6483,579 @@ __device__ __forceinline__ void store_block(const TileParams& params, const Bloc
     }
     output += kTurnChannels * params.output_strides[1];
     wait_for_blocks();
+  }
+}
+"""
+FILES["tile_stream.cuh"] = r"""
+// Tensor-core tiles for sm_90a whose warps have roles: some only load (tile_stream_load.cuh), the others only multiply.
+// Cells are the rows of wgmma and come from registers: fragments out of the input as it lies in shared memory, rounded
+// on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
+// does not have is a product left out. The weights are the other operand, by descriptor.
+//
+// The config is tile.cuh's with kBackCells in bytes, and multiply().
+#include "tile_stream_load.cuh"
+
+constexpr int kThreads = kShape.multiplying_threads();
+constexpr int kRowTiles = kShape.row_tiles;
+constexpr int kColumnTiles = kShape.column_tiles;
+constexpr int kSteps = kShape.slabs / 2;
+constexpr int kLine = kShape.line_backs();
+// Items of a chunk: one step of depth at one distance, or at all distances of a line.
+constexpr int kItems = kShape.all_backs() / kLine * kSteps;
+constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
+// Unrolled, an item's place and missing taps are known to the compiler.
+constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
+
+// Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
+struct CellPlace {
+  int at[4];  // sample, depth, height, width
+  bool exists;
+};
+__device__ __forceinline__ CellPlace cell_place(int column) {
+  constexpr int kLineDimension = kShape.stacks_tiles() ? 1 + kShape.line_axis : -1;
+  constexpr int kCells = kShape.stacks_tiles() ? kShape.cells() / kShape.tile[kLineDimension] : kShape.cells();
+  CellPlace place;
+  int cell = kShape.stacks_tiles() ? column % 64 : column;
+  place.exists = cell < kCells;
+  if (!place.exists) cell = 0;
+#pragma unroll
+  for (int dimension = 3; dimension >= 0; --dimension) {
+    if (dimension == kLineDimension) {
+      place.at[dimension] = column / 64;
+      place.exists = place.exists && place.at[dimension] < kShape.tile[dimension];
+    } else {
+      place.at[dimension] = cell % kShape.tile[dimension];
+      cell /= kShape.tile[dimension];
+    }
+  }
+  return place;
+}
+
+struct CellTeam {
+  static constexpr int kCellTiles = kShape.column_tiles / 8;  // of 64 cells
+  static constexpr int kOctets = kShape.rows() / 8;
+  static constexpr int kUnitOctets = kShape.row_unit / 8;
+  static constexpr int kFragments = kShape.line_fragments();
+  // Tiles whose place in the box is kept; the others lie steps along the line from the first.
+  static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
+
+  float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
+  unsigned at[kPlaces][2];  // bytes from the box's first element to this thread's two cells and first channel
+  int first_column;
+  static constexpr int depth_team = 0;
+
+  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
+    const int lane = threadIdx.x % 32;
+    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    first_column = team * kShape.column_tiles * 8;
+    const int channel =
+        kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const CellPlace place = cell_place(column(i) + half * 8);
+        const auto& [n, d, h, w] = place.at;
+        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
+                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
+                      (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
+      }
+    }
+  }
+
+  // The first of this thread's two cells of a tile; the other is eight cells further.
+  __device__ __forceinline__ int column(int tile) const {
+    return first_column + tile * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+  __device__ __forceinline__ const float (&octet(int tile, int index) const)[4] {
+    return sum[tile][index / kUnitOctets][index % kUnitOctets];
+  }
+
+  // One for each tile of cells, or for each cell of a line that any of its distances reaches.
+  using Fragments = unsigned[kFragments][4];
+
+  // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
+  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][word % 2] + offset + i * kShape.line_step();
+        if constexpr (kShape.input_channels_last) {
+          out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
+        } else if constexpr (kShape.element_bytes == 4) {
+          out[i][word] = rounded(ptx::load_shared_32(cell + (step * 8 + word / 2 * 4) * kShape.channel_pitch()));
+        } else {
+          const unsigned pair = cell + (step * 16 + word / 2 * 8) * kShape.channel_pitch();
+          out[i][word] = ptx::load_shared_16(pair) | ptx::load_shared_16(pair + kShape.channel_pitch()) << 16;
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ unsigned rounded(unsigned word) {
+    return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
+  }
+
+  // The products of one item; `weights` is the descriptor of its stage's first row.
+  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
+    ptx::fence_warpgroup();
+#pragma unroll
+    for (int back = 0; back < kLine; ++back) {
+      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
+      const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
+                         item % kSteps * 2 * kShape.weight_slab_pitch();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+#pragma unroll
+        for (int i = 0; i < kCellTiles; ++i) {
+          multiply(sum[i][tile], cells[i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+        }
+      }
+    }
+    ptx::commit_warpgroup();
+  }
+
+  // Which fragment of a line the first tile's cells read at a distance: the furthest back come first, those of a
+  // gradient, which reads forward, last.
+  static constexpr int line_place(int back) { return kShape.gradient ? back : kLine - 1 - back; }
+};
+
+#include "tile_store.cuh"
+#if kStoresVectors
+#include "tile_stream_store.cuh"
+#endif
+
+// The way of a warpgroup that multiplies through chunks and stages.
+struct StreamReader {
+  const StreamBarriers& barriers;
+  unsigned input_ring;
+  unsigned weight_ring;
+  RingPlace<kShape.input_ring> input;
+  RingPlace<kShape.weight_ring> weight;
+  int released = 0;  // the slot of weights to give back next
+  int chunk = 0;     // of the tile
+
+  __device__ __forceinline__ unsigned input_stage() const {
+    return input_ring + input.slot * kShape.input_stage_bytes();
+  }
+  // Shared-memory descriptors count in 16 bytes: start, and the step between slabs of depth.
+  __device__ __forceinline__ unsigned weight_stage() const {
+    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
+  }
+
+  static __device__ __forceinline__ void give_back(unsigned barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
+  }
+
+  // One item: multiplies its fragments while those of the next one are loaded.
+  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                       int item) {
+    const bool begins_stage = item % kStageItems == 0;
+    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
+    team.add(now, weight_stage(), item);
+    const bool ends_chunk = item + 1 == kItems;
+    ptx::wait_for_warpgroup<1>();
+    // The products before this item are done, and with the first one of a stage the whole stage before it.
+    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
+    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
+    if (!ends_chunk) {
+      const int back = first_back((item + 1) / kSteps);
+      team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
+      return;
+    }
+    if (++chunk == kShape.block_chunks()) return;
+    give_back_input();
+    begin(team, next);
+  }
+
+  __device__ __forceinline__ void give_back_input() {
+    give_back(barriers.input_empty(input.slot));
+    input.advance();
+  }
+  __device__ __forceinline__ void give_back_weights() {
+    give_back(barriers.weight_empty(released));
+    released = released + 1 == kShape.weight_ring ? 0 : released + 1;
+  }
+
+  // The first fragments of a chunk.
+  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
+    ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
+    team.load(first, input_stage(), kFixedBackCells[first_back(0)], 0);
+  }
+
+  // The distance whose cells come first in a line's fragments.
+  static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
+
+  // A chunk's items take turns with two sets of registers.
+  __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    if constexpr (kUnrolled) {
+#pragma unroll
+      for (int item = 0; item < kItems; ++item) {
+        if (item % 2 == 0) {
+          step(team, first, second, item);
+        } else {
+          step(team, second, first, item);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int item = 0; item + 1 < kItems; item += 2) {
+        step(team, first, second, item);
+        step(team, second, first, item + 1);
+      }
+      if (kItems % 2 == 1) step(team, first, second, kItems - 1);
+    }
+  }
+};
+
+__device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
+  CellTeam::Fragments even;
+  CellTeam::Fragments odd;
+  reader.begin(team, even);
+  // After an odd number of items the next chunk begins with the other set.
+  constexpr int kTurn = kItems % 2 == 1 ? 2 : 1;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
+    reader.walk_chunk(team, even, odd);
+    if constexpr (kTurn == 2) {
+      if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
+      reader.walk_chunk(team, odd, even);
+    }
+  }
+  ptx::wait_for_warpgroup<0>();
+  reader.give_back_input();
+  reader.give_back_weights();
+  reader.chunk = 0;
+}
+
+__global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
+    tconv_tile(const __grid_constant__ TileParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const unsigned input_ring = ptx::shared_address(shared_memory);
+  const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
+  const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+
+  // Every role goes through the block's tiles on its own.
+  const auto for_each_tile = [&](auto&& visit) {
+    const int tiles = block_rows_count(params) * boxes_count(params) * kShape.depth_blocks;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      visit(tile);
+      if (!kShape.stays) break;
+    }
+  };
+  const int loader = static_cast<int>(threadIdx.x) - kThreads;
+  if (loader >= 0) {
+    ptx::give_registers<kShape.loading_registers()>();
+    if (loader < kInputThreads) {
+      RingPlace<kShape.input_ring> slot;
+      for_each_tile(
+          [&](int tile) { stream_input(params, TilePlace(params, tile), barriers, input_ring, loader, slot); });
+    } else if (loader == kInputThreads) {
+      ptx::wait_for_previous_kernel();
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
+      });
+    }
+    return;
+  }
+  ptx::take_registers<kShape.multiplying_registers()>();
+  StreamReader reader{barriers, input_ring, weight_ring};
+  for_each_tile([&](int tile) {
+    CellTeam team(params, TilePlace(params, tile).cells);
+    multiply_stream(team, reader);
+    // Worked out again rather than kept in registers that the products need.
+    const TilePlace place(params, ptx::opaque(tile));
+#if kStoresVectors
+    store_directly(params, place.rows, place.cells, team);
+#else
+    if (!kShape.stays) sync_storing();
+    store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
+#endif
+  });
+}
+"""
+FILES["tile_stream_load.cuh"] = r"""
+// The warps of a streaming block that only load: boxes of input as they lie in memory, by asynchronous copies some
+// chunks ahead, and stages of packed weights by the copy engine.
+
+#include "tile_element.cuh"
+#include "tile_place.cuh"
+
+constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
+
+// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+struct StreamBarriers {
+  unsigned base;
+
+  __device__ __forceinline__ unsigned input_full(int slot) const { return base + slot * 8; }
+  __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+
+  // By one thread. A warp that multiplies arrives once when it is done with a slot.
+  __device__ __forceinline__ void init() const {
+    constexpr int kWarps = kShape.multiplying_threads() / 32;
+#pragma unroll
+    for (int slot = 0; slot < kShape.input_ring; ++slot) {
+      ptx::init_barrier(input_full(slot), kInputThreads);
+      ptx::init_barrier(input_empty(slot), kWarps);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kShape.weight_ring; ++slot) {
+      ptx::init_barrier(weight_full(slot), 1);
+      ptx::init_barrier(weight_empty(slot), kWarps);
+    }
+    ptx::publish_barriers();
+  }
+};
+
+// A place in a ring, and which time around. Waiting for an empty slot costs nothing the first time around: before a
+// barrier's first phase ends, the phase before it counts as over.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot < kSlots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+// The first element of the box along an axis. It may lie outside the tensor.
+__device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
+                         : cells.first[1 + axis] - kShape.halo(axis);
+}
+// How many elements the first copy of a row begins before the box.
+__device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
+  if (kShape.lead >= 0) return kShape.lead;
+  return box_begin(params, cells, 2) & (kShape.granule - 1);
+}
+// Where copies begin along an axis.
+__device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
+}
+
+// The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
+// all channels at once, a place for each 16 bytes of them). Threads that are left over when few places are shared out
+// take other channels.
+struct InputCopies {
+  static constexpr int kPieceBytes = kShape.granule * kShape.element_bytes;
+  static constexpr int kPlaces = kShape.copy_places();
+  static constexpr int kPieces = kPlaces / kShape.box_rows();  // of a row
+  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_channels();
+  static constexpr int kAtOnce = kPlaces >= kInputThreads              ? 1
+                                 : kInputThreads / kPlaces < kChannels ? kInputThreads / kPlaces
+                                                                       : kChannels;
+  static constexpr int kPerThread = (kPlaces + kInputThreads - 1) / kInputThreads;
+  static constexpr int kTurns = (kChannels + kAtOnce - 1) / kAtOnce;
+  static constexpr unsigned kOutside = ~0u;
+
+  unsigned source[kPerThread];  // in bytes from the box's first element
+  unsigned target[kPerThread];
+  int first_channel;
+
+  __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
+    first_channel = thread / kPlaces;
+    if (kAtOnce == 1) first_channel = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int place = kAtOnce > 1 ? thread % kPlaces : thread + i * kInputThreads;
+      const int piece = place % kPieces;
+      int row = place / kPieces;
+      const int slab = kShape.input_channels_last ? piece % kShape.slabs : 0;
+      const int w = kShape.input_channels_last ? piece / kShape.slabs : piece * kShape.granule;
+      target[i] = kShape.input_channels_last ? (row * kShape.box(2) + w) * kShape.cell_pitch() + slab * 16
+                                             : (row * kShape.row_pitch() + kShape.row_place(w)) * kShape.element_bytes;
+      const int h = row % kShape.box(1);
+      row /= kShape.box(1);
+      const int d = row % kShape.box(0);
+      const int n = row / kShape.box(0);
+      const auto inside = [&](int axis, int index) {
+        return static_cast<unsigned>(copy_begin(params, cells, axis) + index) <
+               static_cast<unsigned>(params.input_size[axis]);
+      };
+      const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
+                          inside(0, d) && inside(1, h) && inside(2, w);
+      // Inside a chunk's box, distances are 32-bit: the planner sees to that.
+      const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
+      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + w * stride(4) +
+                                (slab * kShape.vector() + first_channel) * stride(1);
+      source[i] = exists ? position * kShape.element_bytes : kOutside;
+      target[i] += first_channel * kShape.channel_pitch();
+    }
+  }
+
+  // `base`: the box's first element in the chunk's first channel.
+  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
+                                       int thread) const {
+    if (kAtOnce > 1 && first_channel >= kAtOnce) return;
+    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
+    // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
+    const char* from = reinterpret_cast<const char*>(base);
+#pragma unroll(kPerThread <= 2 ? 4 : 1)
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int channel =
+          kShape.input_channels_last ? thread % kShape.slabs * kShape.vector() : first_channel + turn * kAtOnce;
+      if (kChannels % kAtOnce != 0 && channel >= kChannels) break;
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
+        const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
+        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
+      }
+      stage += kAtOnce * kShape.channel_pitch();
+      from += kAtOnce * channel_bytes;
+    }
+  }
+};
+
+__device__ __forceinline__ void stream_input(const TileParams& params, const TilePlace& tile,
+                                             const StreamBarriers& barriers, unsigned ring, int thread,
+                                             RingPlace<kShape.input_ring>& place) {
+  const BlockCells& cells = tile.cells;
+  const InputCopies copies(params, cells, thread);
+  int channel = tile.rank * kShape.block_chunks() * kShape.chunk_channels();
+  const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
+  const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+                        (static_cast<long long>(tile.rows.group) * kShape.channels + channel) * params.input_strides[1];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
+    ptx::arrive_after_copies(barriers.input_full(place.slot));
+    place.advance();
+    channel += kShape.chunk_channels();
+    base += kShape.chunk_channels() * params.input_strides[1];
+  }
+}
+
+// One thread asks for all weights.
+__device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
+                                               const StreamBarriers& barriers, unsigned ring,
+                                               RingPlace<kShape.weight_ring>& place) {
+  constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
+  const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
+                       rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+#pragma unroll 1
+    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
+      const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
+      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
+      ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
+      source += bytes;
+      place.advance();
+    }
+  }
+}
+"""
+FILES["tile_stream_store.cuh"] = r"""
+// From the accumulators of a streaming block straight to the output: no thread waits for another. Only where phases
+// along the width make vectors; single outputs would leave in pieces of a sector.
+
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[2]) {
+  *reinterpret_cast<float2*>(out) = {values[0], values[1]};
+}
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[4]) {
+  *reinterpret_cast<float4*>(out) = {values[0], values[1], values[2], values[3]};
+}
+
+// Outputs of the phases of one cell along the width, a vector at a time.
+struct CellStore {
+  static constexpr int kVector = kShape.store_vector;
+
+  const TileParams& params;
+  const BlockRows& rows;
+  const BlockCells& cells;
+  int channels;  // of the block that exist
+
+  __device__ __forceinline__ int first_output(int axis, int cell) const {
+    return (cells.first[1 + axis] + cell) * kShape.output_step(axis) + rows.first_residue[axis] -
+           output_pad(params, axis);
+  }
+  __device__ __forceinline__ bool inside(int axis, int output) const {
+    return static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
+  }
+  // A block may have fewer residues of an axis than its span.
+  __device__ __forceinline__ bool has_residue(int axis, int residue) const {
+    return kShape.output_step(axis) % kShape.span[axis] == 0 ||
+           rows.first_residue[axis] + residue < kShape.output_step(axis);
+  }
+
+  // All channels of one cell of a tile; `half` says which of the thread's two.
+  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place,
+                                        Element* output) const {
+    if (cells.first[0] + place.at[0] >= params.batch) return;
+    output += place.at[0] * params.output_strides[0];
+#pragma unroll
+    for (int sd = 0; sd < kShape.slots[0]; ++sd) {
+      const int d = first_output(0, place.at[1]) + kShape.residue_of(0, sd);
+      if (!inside(0, d) || !has_residue(0, kShape.residue_of(0, sd))) continue;
+#pragma unroll
+      for (int sh = 0; sh < kShape.slots[1]; ++sh) {
+        const int h = first_output(1, place.at[2]) + kShape.residue_of(1, sh);
+        if (!inside(1, h) || !has_residue(1, kShape.residue_of(1, sh))) continue;
+        Element* const row = output + d * params.output_strides[2] + h * params.output_strides[3];
+#pragma unroll
+        for (int sw = 0; sw < kShape.slots[2]; sw += kVector) {
+          const int w = first_output(2, place.at[3]) + kShape.residue_of(2, sw);
+          if (!inside(2, w) || !has_residue(2, kShape.residue_of(2, sw))) continue;
+          store_channels(team, tile, half, (sd * kShape.slots[1] + sh) * kShape.slots[2] + sw,
+                         row + w * params.output_strides[4]);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void store_channels(const CellTeam& team, int tile, int half, int slot,
+                                                 Element* output) const {
+    const int lane_channel = threadIdx.x % 4 * 2;
+    const long long stride = params.output_strides[1];
+    output += lane_channel * stride;
+#pragma unroll
+    for (int octet = 0; octet < kShape.block_channels / 8; ++octet) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int channel = octet * 8 + lane_channel + side;
+        if (channel >= channels) return;
+        const float bias = bias_of(params, rows, channel);
+        float values[kVector];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i)
+          values[i] = team.octet(tile, (slot + i) * kShape.block_channels / 8 + octet)[half * 2 + side] + bias;
+        store_vector(output + (octet * 8 + side) * stride, values);
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void store_directly(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
+                                               const CellTeam& team) {
+  const CellStore store{params, rows, cells, min(kShape.block_channels, kShape.out_channels - rows.first_channel)};
+  Element* const output =
+      static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+      (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+#pragma unroll
+  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const CellPlace place = cell_place(team.column(tile) + half * 8);
+      if (place.exists) store.store(team, tile, half, place, output);
+    }
   }
 }
 """
@@ -6577,6 +7574,7 @@ FILES["launch.cuh"] = r"""
 namespace {
 
 constexpr long long ceil_div(long long a, long long b) { return (a + b - 1) / b; }
+constexpr long long at_most(long long a, long long b) { return a < b ? a : b; }
 
 void* at(void* tensor, long long bytes) { return static_cast<char*>(tensor) + bytes; }
 

@@ -233,7 +233,7 @@ class BatchRule:
     """
 
     members: dict[str, str]
-    grid: str | None = None  # None: as recorded
+    grid: str | None = None  # blocks along its first axis; None: as recorded
     samples: str | None = None  # the samples of a tile, which the host knows as kSamples
     planes: str | None = None  # the planes of a block, which the host knows as kPlanes
     most_blocks: str | None = None  # of a launch, which the host knows as kMostBlocks
@@ -246,7 +246,7 @@ _BLOCKS = "ceil_div(batch * {planes}, {ns}::kPlanes) * {grid_per_planes}"
 BATCH_RULES = {
     "tconv_tile": BatchRule(
         {"batch": "batch", "tiles[0]": _TILES},
-        "at_most(" + _TILES + " * {grid_per_tile}, {ns}::kMostBlocks)",
+        _TILES + " * {grid_per_tile}",
         samples="kShape.tile[0]",
         most_blocks="kShape.most_blocks",
     ),
@@ -328,11 +328,9 @@ def launch_text(launch: Launch, namespace: str, batch: int, *, may_overlap: bool
     kind, values = launch_parameters(launch)
     constants = _constants({member.name: value for member, value in values}, launch, batch, namespace)
     expressions = {name: expression.format(**constants) for name, expression in rule.members.items()}
-    grid = ", ".join(map(str, launch.grid[1:]))
-    if rule.grid is None:
-        grid = f"{launch.grid[0]}, {grid}"
-    else:
-        grid = f"static_cast<unsigned>({rule.grid.format(**constants)}), {grid}"
+    blocks = str(launch.grid[0]) if rule.grid is None else rule.grid.format(**constants)
+    most = f"at_most(blocks, {namespace}::kMostBlocks)" if rule.most_blocks else "blocks"
+    rest = ", ".join(map(str, launch.grid[1:]))
     extra = "".join(f", {_pointer(struct.unpack('<Q', data)[0])}" for data in launch.arguments[1:])
     overlaps = "true" if launch.overlaps_previous and may_overlap else "false"
     statements = [
@@ -340,7 +338,8 @@ def launch_text(launch: Launch, namespace: str, batch: int, *, may_overlap: bool
         f"    const {namespace}::{kind} params = {{",
         *_initialiser(values, expressions, "        "),
         "    };",
-        f"    const dim3 grid({grid});",
+        f"    const long long blocks = {blocks};",
+        f"    const dim3 grid(static_cast<unsigned>({most}), {rest});",
         f"    const int error = launch({namespace}::{launch.entry}, grid, {launch.block}, {launch.shared_bytes},",
         f"                             {overlaps}, stream, params{extra});",
         "    if (error != 0) return error;",

@@ -28,6 +28,7 @@ struct dim3 {
 namespace {
 
 constexpr long long ceil_div(long long a, long long b) { return (a + b - 1) / b; }
+constexpr long long at_most(long long a, long long b) { return a < b ? a : b; }
 void* at(void* tensor, long long bytes) { return static_cast<char*>(tensor) + bytes; }
 std::string g_failure;
 
