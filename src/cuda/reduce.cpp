@@ -79,14 +79,6 @@ KernelSource main_source(const ReduceShape& shape) {
   return source;
 }
 
-// Blocks that start while the kernel that packs still holds multiprocessors would crowd on the others: harmless in a
-// long queue of blocks only. Where there is one for each multiprocessor, shared memory keeps them apart.
-std::size_t shared_bytes(const ReduceShape& shape, const ReduceParams& params, const DeviceProperties& device) {
-  const auto own = static_cast<std::size_t>(shape.shared_bytes());
-  if (!shape.packed || std::int64_t{reduce_tiles(params)} * params.parts > device.multiprocessors) return own;
-  return std::max(own, std::min(device.shared_bytes_per_multiprocessor / 2, device.shared_bytes_per_block));
-}
-
 class ReduceKernel final : public Kernel {
  public:
   // `unaligned` computes the problem when the tensors' addresses do not allow the candidate's vectors.
@@ -97,11 +89,8 @@ class ReduceKernel final : public Kernel {
         unaligned_(std::move(unaligned)),
         params_(reduce_params(problem, reduction, shape_, candidate.parts)),
         device_(device.device.index),
-        kernel_(main_source(shape_), shared_bytes(shape_, params_, device), device.arch) {
+        kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
     if (shape_.packed) {
-      const std::int64_t blocks = std::int64_t{reduce_tiles(params_)} * params_.parts;
-      const std::int64_t slots = std::int64_t{device.multiprocessors} * shape_.blocks_per_multiprocessor;
-      overlaps_pack_ = shape_.blocks_per_multiprocessor == 1 || blocks <= device.multiprocessors || blocks >= 2 * slots;
       pack_.emplace(source_of(shape_, "reduce_pack.cuh", "tconv_reduce_pack"),
                     static_cast<std::size_t>(shape_.pack_bytes()), device.arch);
     }
@@ -144,7 +133,7 @@ class ReduceKernel final : public Kernel {
     const auto blocks = static_cast<unsigned>(reduce_tiles(params)) * static_cast<unsigned>(params.parts);
     kernel_.launch(
         device_,
-        {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads()), .overlaps_previous = overlaps_pack_},
+        {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads()), .overlaps_previous = pack_.has_value()},
         arguments, execution.stream);
     if (finish_) {
       finish_->launch(
@@ -204,7 +193,6 @@ class ReduceKernel final : public Kernel {
   std::optional<JitKernel> pack_;
   std::optional<JitKernel> finish_;
   std::int64_t finish_blocks_ = 0;
-  bool overlaps_pack_ = false;
 };
 
 }  // namespace
