@@ -50,7 +50,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double products = steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
   const double items = steps * shape.all_backs() / shape.line_backs();
   const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows();
-  const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.03) * (on_all_banks ? 1.0 : 1.57);
+  const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
   const double words = shape.element_bytes == 2 && !shape.input_channels_last ? 2 : 1;
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
   const double multiply = 0.55 * products + 1.74 * fragments;
@@ -63,7 +63,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
   const double traffic = (input_bytes + weight_bytes + 0.48 * outputs * shape.element_bytes * gaps) / 64;
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
-  const double alone = shape.blocks_per_multiprocessor == 1 ? 1.17 : 1.0;
+  const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const double epilogue = shape.store_vector > 0 ? 0.69 * stored : stored + 147 * turns;
   const double main = std::max(multiply, copies);
@@ -91,7 +91,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
-  const double preference = strided || shape.all_backs() == 1 || shape.line_axis >= 0 ? 0.80 : 0.85;
+  const double preference = strided || shape.all_backs() == 1 || shape.line_axis >= 0 ? 0.80 : 0.78;
   const double split = whole_rows ? 1.0 : 1.03;
   return (std::max(cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth, transfer) * split + 5.5e-6 +
           packing) *
