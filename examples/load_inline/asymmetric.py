@@ -3169,7 +3169,10 @@ __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring,
     ptx::wait_barrier(ring.loaded(), ring.lap);
     team.multiply_stage(ring.stage(), 0, kShape.products());
     team.end_former_stage();
-    if (index > stages.begin && threadIdx.x % 32 == 0) ptx::arrive(former);
+    if (index > stages.begin) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::arrive(former);
+    }
     former = ring.done();
     ring.advance();
   }
@@ -4048,8 +4051,8 @@ struct LineSide {
   static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
   static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
   static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
-  static constexpr int kKept = kRounds <= 8 ? kRounds : 0;  // rounds of copies whose places stay in registers
-  static constexpr int kChecked = 3;                        // rounds written out for stages at a border, too
+  static constexpr int kKept = kRounds <= 16 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kChecked = 3;                         // rounds written out for stages at a border, too
 
   const Element* base;                     // sample 0, the warp's first channel
   const Element* next;                     // the first element of the stage that is copied next, inside or not
