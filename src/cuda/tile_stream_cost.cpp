@@ -50,26 +50,27 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double products = steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
   const double items = steps * shape.all_backs() / shape.line_backs();
   const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows();
-  const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.08) * (on_all_banks ? 1.0 : 1.53);
+  const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.03) * (on_all_banks ? 1.0 : 1.57);
   const double words = shape.element_bytes == 2 && !shape.input_channels_last ? 2 : 1;
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
-  const double multiply = 0.55 * products + 1.69 * fragments + 3 * chunks * shape.column_teams;
-  const double copies = 0.32 * chunks * (shape.input_channels_last ? 1 : shape.chunk_channels()) * shape.copy_places();
+  const double multiply = 0.55 * products + 1.74 * fragments;
+  const double copies = 0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_channels()) * shape.copy_places();
 
   const double input_bytes = chunks * shape.input_stage_bytes();
   const double weight_bytes = chunks * shape.all_backs() * shape.slabs * shape.rows() * 16;
-  const double traffic = (input_bytes + weight_bytes) / 64;
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
-  const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0218;
+  const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
+  const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
+  const double traffic = (input_bytes + weight_bytes + 0.48 * outputs * shape.element_bytes * gaps) / 64;
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
-  const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
+  const double alone = shape.blocks_per_multiprocessor == 1 ? 1.17 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
-  const double epilogue = shape.store_vector > 0 ? 0.75 * stored : stored + 337 * turns;
+  const double epilogue = shape.store_vector > 0 ? 0.69 * stored : stored + 147 * turns;
   const double main = std::max(multiply, copies);
-  const double busy = std::max(main, traffic) + 0.27 * std::min(main, traffic) + alone * epilogue;
+  const double busy = std::max(main, traffic) + 0.25 * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
-  const double latency = (shape.stays ? 385 : 180) + items * 137 + 1.32 * (products + fragments) / shape.column_teams +
-                         0.42 * epilogue + (shape.depth_blocks > 1 ? 9400 : 0);
+  const double latency = (shape.stays ? 600 : 230) + items * 109 + 1.41 * (products + fragments) / shape.column_teams +
+                         0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);
@@ -82,17 +83,19 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double packing = 3.2e-6 + 2 * packed_bytes / 1.47e12;
+  const double packing = 3.2e-6 + 2 * packed_bytes / 1.55e12;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = tears_sectors(shape, problem) ? ends : 0;
-  const double transfer = 1.23 * (bytes + 4.4 * torn + 0.18 * ends) / device.bandwidth;
+  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
   const double preference = strided || shape.all_backs() == 1 || shape.line_axis >= 0 ? 0.80 : 0.85;
-  const double split = whole_rows ? 1.0 : 1.05;
-  return (std::max(cycles / clock + 0.08 * ends / device.bandwidth, transfer) * split + 5.4e-6 + packing) * preference;
+  const double split = whole_rows ? 1.0 : 1.03;
+  return (std::max(cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth, transfer) * split + 5.5e-6 +
+          packing) *
+         preference;
 }
 
 }  // namespace tconv::cuda

@@ -169,7 +169,7 @@ TEST(ReducePlanner, CutsFitTheDevice) {
     for (const int arch : {80, 86, 90, 120}) {
       const DeviceProperties device = test::gpu(arch);
       if (!why_no_reduce(problem, device).empty()) continue;
-      const std::vector<ReduceCandidate> candidates = reduce_candidates(problem, device, {.least_packed = 0});
+      const std::vector<ReduceCandidate> candidates = reduce_candidates(problem, device);
       EXPECT_FALSE(candidates.empty()) << to_string(problem);
       ++covered;
       double last = 0;
@@ -178,9 +178,6 @@ TEST(ReducePlanner, CutsFitTheDevice) {
         ASSERT_GE(candidate.expected_seconds, last);
         last = candidate.expected_seconds;
         ASSERT_LE(static_cast<std::size_t>(shape.shared_bytes()), device.shared_bytes_per_block);
-        if (shape.packed) {
-          ASSERT_LE(static_cast<std::size_t>(shape.pack_bytes()), device.shared_bytes_per_block);
-        }
         ASSERT_LE(shape.run_columns(), 256);
         ASSERT_EQ(shape.tile[3] % 2, 0);
         ASSERT_EQ(shape.split[0] * shape.split[1] * shape.split[2] * shape.split[3], shape.vector());
