@@ -4593,8 +4593,8 @@ struct LineSide {
   static constexpr int kGroupBatch = kGroupRounds == 1 || kVector * kWords > 16 ? 1 : kVector * kWords > 8 ? 2 : 4;
   static constexpr int kGroupUnroll = kGroupRounds <= 8 ? 8 : 1;
   static constexpr int kCopyUnroll = kRounds > 1 ? 4 : 8;
-  static constexpr int kKept = kRounds <= 16 ? kRounds : 0;  // rounds of copies whose places stay in registers
-  static constexpr int kChecked = 3;                         // rounds written out for stages at a border, too
+  static constexpr int kKept = kRounds <= 8 ? kRounds : 0;  // rounds of copies whose places stay in registers
+  static constexpr int kChecked = 3;                        // rounds written out for stages at a border, too
 
   const Element* base;                     // sample 0, the warp's first channel
   const Element* next;                     // the first element of the stage that is copied next, inside or not
