@@ -3718,7 +3718,10 @@ __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring,
     ptx::wait_barrier(ring.loaded(), ring.lap);
     team.multiply_stage(ring.stage(), 0, kShape.products());
     team.end_former_stage();
-    if (index > stages.begin && threadIdx.x % 32 == 0) ptx::arrive(former);
+    if (index > stages.begin) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::arrive(former);
+    }
     former = ring.done();
     ring.advance();
   }

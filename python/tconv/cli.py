@@ -364,7 +364,7 @@ def _add_kernelbench(commands: argparse._SubParsersAction) -> None:
         "  python -m tconv kernelbench ~/KernelBench 65 75",
     )
     parser.add_argument("path", metavar="PATH", help="a checkout of KernelBench")
-    parser.add_argument("problems", nargs="*", type=int, metavar="NUMBER", help="problems of the level (default: all)")
+    parser.add_argument("problems", nargs="*", type=int, metavar="NUMBER", help="problems, right behind PATH (all)")
     parser.add_argument("--level", type=int, choices=(1, 2), default=1)
     parser.add_argument("--correct-trials", type=_positive, default=5, help="random inputs to compare (default: 5)")
     parser.add_argument("--perf-trials", type=_positive, default=100, help="timed runs (default: 100)")
