@@ -97,8 +97,9 @@ int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned
   return fits ? vector : 0;
 }
 
-constexpr int kLeastRegisters = 64;  // at a kernel's start
-constexpr int kMostCopyPlaces = 6;   // of a thread that loads, in registers
+constexpr int kLeastRegisters = 64;        // at a kernel's start
+constexpr int kLeastRegistersToStay = 96;  // loaders keep more from tile to tile
+constexpr int kMostCopyPlaces = 6;         // of a thread that loads, in registers
 
 // Fits rings and residency around rows and cells; false when it cannot be built.
 bool complete_stream(TileShape& shape, const DeviceProperties& device) {
@@ -110,20 +111,22 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   shape.row_tiles = apart ? shape.all_slots() : 1;
   shape.row_teams = 1;
   const int sums = shape.rows() / 2 * shape.column_tiles / 8;
-  const int needed = sums + 8 * shape.line_fragments() + (shape.element_bytes == 2 ? 40 : 32);
+  const int needed = sums + 8 * shape.line_fragments() + (shape.element_bytes == 2 ? 48 : 32);
+  const int store_vector = shape.store_vector;
   for (const int blocks : {3, 2, 1}) {
     if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
     shape.blocks_per_multiprocessor = blocks;
     const int at_start = shape.registers_at_start();
+    shape.stays = shape.depth_blocks == 1 && at_start >= kLeastRegistersToStay;
+    shape.store_vector = shape.stays ? store_vector : 0;
     // One product must fit what all threads start with.
+    if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
     if (at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go.
     constexpr int kMostTurns = 2;
-    if (shape.store_vector == 0) {
-      shape.stays = shape.depth_blocks == 1;
-      shape.stays = shape.stays && shape.block_channels <= kMostTurns * shape.turn_channels();
-    }
+    if (shape.stays && shape.store_vector == 0)
+      shape.stays = shape.block_channels <= kMostTurns * shape.turn_channels();
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_line = shape.line_backs() * shape.slabs * shape.rows() * 16;
