@@ -21,7 +21,7 @@ The layer: n8 c24->40 i48x80 k3x5 s2x3 p1x2 op1x2 d2x3 with bias, float32; outpu
 Height: 2 phases, 1 with taps; width: 3 phases, 1 with taps.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
     forward: tile (1 phases x 40 channels by 1x1x2x28 cells, depth 8x9 of 24x15, streams to warpgroups 1x1x1 of
-        40x64, 600 blocks (3 per multiprocessor), 68 KiB shared, weights packed) [Hopper, TF32]
+        40x64, 600 blocks (3 per multiprocessor), 57 KiB shared, weights packed) [Hopper, TF32]
     forward: tile (1 phases x 16 channels by 1x1x2x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1800 blocks
         (2 per multiprocessor), 30 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
@@ -588,14 +588,14 @@ long long workspace_bytes(int direction, const Layer& layer) {
 """
 PIECES["forward_hopper_tf32"] = r"""
 // forward, tile: 1 phases x 40 channels by 1x1x2x28 cells, depth 8x9 of 24x15, streams to warpgroups 1x1x1 of 40x64,
-// 600 blocks (3 per multiprocessor), 68 KiB shared, weights packed
+// 600 blocks (3 per multiprocessor), 57 KiB shared, weights packed
 namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
-    4, 1, true, 396, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false};
+    4, 1, false, 2147483647, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
@@ -624,7 +624,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
-    4, 1, true, 396, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false};
+    4, 1, false, 2147483647, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
@@ -697,8 +697,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 75;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 70128,
-                             true, stream, params);
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 59248,
+                             false, stream, params);
     if (error != 0) return error;
   }
   return 0;
@@ -5848,7 +5848,7 @@ __device__ __forceinline__ void stage_pair(float left, float right, bool first, 
 template <typename Team>
 __device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int turn,
                                            bool first, bool with_bias, float* staged) {
-  const int lane = threadIdx.x % 32;
+  const int lane = ptx::opaque(threadIdx.x % 32);  // or places would be kept in registers from turn to turn
   const auto bias = [&](int channel) {
     return first && with_bias ? bias_of(params, rows, turn * kTurnChannels + channel) : 0.0f;
   };

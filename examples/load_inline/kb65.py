@@ -5952,7 +5952,7 @@ __device__ __forceinline__ void stage_pair(float left, float right, bool first, 
 template <typename Team>
 __device__ __forceinline__ void stage_tile(const TileParams& params, const BlockRows& rows, const Team& tile, int turn,
                                            bool first, bool with_bias, float* staged) {
-  const int lane = threadIdx.x % 32;
+  const int lane = ptx::opaque(threadIdx.x % 32);  // or places would be kept in registers from turn to turn
   const auto bias = [&](int channel) {
     return first && with_bias ? bias_of(params, rows, turn * kTurnChannels + channel) : 0.0f;
   };

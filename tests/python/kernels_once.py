@@ -3,8 +3,8 @@
 python tests/python/kernels_once.py   # once without the tool: compiles, and the cache keeps the kernels
 compute-sanitizer --tool racecheck python tests/python/kernels_once.py   # likewise memcheck, synccheck, initcheck
 
-Exits with an error if a kernel of the list below was never run. With an argument I/N (1/4 to 4/4, say) it runs one share
-of the problems and checks no list, so that several processes can share the work of a slow tool.
+Exits with an error if a kernel of the list below was never run. With an argument I/N (1/4 to 4/4, say) it runs one
+share of the problems and checks no list, so that several processes can share the work of a slow tool.
 """
 
 from __future__ import annotations
