@@ -6533,39 +6533,29 @@ struct CellStore {
   const BlockCells& cells;
   int channels;  // of the block that exist
 
-  __device__ __forceinline__ int first_output(int axis, int cell) const {
-    return (cells.first[1 + axis] + cell) * kShape.output_step(axis) + rows.first_residue[axis] -
-           output_pad(params, axis);
-  }
-  __device__ __forceinline__ bool inside(int axis, int output) const {
-    return static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[axis]);
-  }
-  // A block may have fewer residues of an axis than its span.
-  __device__ __forceinline__ bool has_residue(int axis, int residue) const {
-    return kShape.output_step(axis) % kShape.span[axis] == 0 ||
-           rows.first_residue[axis] + residue < kShape.output_step(axis);
-  }
-
   // All channels of one cell of a tile; `half` says which of the thread's two.
   __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place,
                                         Element* output) const {
     if (cells.first[0] + place.at[0] >= params.batch) return;
+    // Every residue of a span has a slot here.
+    const auto site = [&](int axis, int slot) {
+      return output_site(params, rows, cells, axis, place.at[1 + axis] * kShape.span[axis] + slot);
+    };
     output += place.at[0] * params.output_strides[0];
 #pragma unroll
     for (int sd = 0; sd < kShape.slots[0]; ++sd) {
-      const int d = first_output(0, place.at[1]) + kShape.residue_of(0, sd);
-      if (!inside(0, d) || !has_residue(0, kShape.residue_of(0, sd))) continue;
+      const OutputSite d = site(0, sd);
+      if (!d.inside) continue;
 #pragma unroll
       for (int sh = 0; sh < kShape.slots[1]; ++sh) {
-        const int h = first_output(1, place.at[2]) + kShape.residue_of(1, sh);
-        if (!inside(1, h) || !has_residue(1, kShape.residue_of(1, sh))) continue;
-        Element* const row = output + d * params.output_strides[2] + h * params.output_strides[3];
+        const OutputSite h = site(1, sh);
+        if (!h.inside) continue;
 #pragma unroll
         for (int sw = 0; sw < kShape.slots[2]; sw += kVector) {
-          const int w = first_output(2, place.at[3]) + kShape.residue_of(2, sw);
-          if (!inside(2, w) || !has_residue(2, kShape.residue_of(2, sw))) continue;
+          const OutputSite w = site(2, sw);
+          if (!w.inside) continue;
           store_channels(team, tile, half, (sd * kShape.slots[1] + sh) * kShape.slots[2] + sw,
-                         row + w * params.output_strides[4]);
+                         output + d.place + h.place + w.place);
         }
       }
     }

@@ -21,22 +21,23 @@ struct EmulatedTile : testing::Test {
   test::KernelEmulator emulator;
   Random random{5};
 
-  // The planner's choice, and the best cut of every other kind: how weights come, whether tiles share input and, if
-  // asked for, whether stages are left out and (taking all) how teams share the work.
+  // The planner's choice, and the best cut of every other kind: how weights come, whether tiles share input, how
+  // outputs leave and, if asked for, whether stages are left out and (taking all) how teams share the work.
   void check(Problem problem, int arch, Direction direction = Direction::forward, bool every_kind = false) {
     problem.direction = direction;
     SCOPED_TRACE(to_string(problem) + " sm_" + std::to_string(arch));
     const test::EmulatedCase data(problem, random);
     const std::vector<TileCandidate> candidates = tile_candidates(problem, test::gpu(arch));
     ASSERT_FALSE(candidates.empty());
-    std::set<std::array<bool, 6>> kinds;
+    std::set<std::array<bool, 7>> kinds;
     for (const TileCandidate& candidate : candidates) {
       const TileShape& shape = candidate.shape;
       const bool leaves_out = shape.skips_backs() && shape.stages_per_chunk() > 1;
       const bool by_teams = every_kind && test::takes_all();
-      const std::array<bool, 6> kind = {shape.packed,
+      const std::array<bool, 7> kind = {shape.packed,
                                         shape.streams,
                                         shape.streams && shape.stacks_tiles(),
+                                        shape.store_vector > 0,
                                         every_kind && leaves_out,
                                         by_teams && shape.row_teams > 1,
                                         by_teams && shape.column_teams > 1};
@@ -48,6 +49,7 @@ struct EmulatedTile : testing::Test {
       in_place += shape.packed ? 0 : 1;
       streams += shape.streams ? 1 : 0;
       stacks += shape.streams && shape.stacks_tiles() ? 1 : 0;
+      vectors += shape.store_vector > 0 ? 1 : 0;
     }
   }
 
@@ -61,6 +63,7 @@ struct EmulatedTile : testing::Test {
   int in_place = 0;
   int streams = 0;
   int stacks = 0;
+  int vectors = 0;
   int stages_left_out = 0;
 };
 
@@ -89,7 +92,9 @@ TEST_F(EmulatedTile, ForwardByStreams) {
   const std::vector<Problem> problems = {
       make(2, 24, 40, 1, {axis(9, 3, 2, 1, 1), axis(12, 3, 2, 1)}),
       make(1, 20, 24, 1, {axis(6, 3, 1, 1), axis(40, 3, 1, 1)}),
+      make(2, 16, 64, 1, {axis(3, 2, 2, 0), axis(12, 2, 2, 0)}),
       make(1, 40, 72, 1, {axis(4, 2, 2, 0), axis(7, 2, 2, 0)}),
+      make(2, 24, 24, 1, {axis(5, 2, 1, 0), axis(6, 4, 4, 0)}),
       make(2, 20, 16, 2, {axis(40, 16, 8, 4)}),
       make(1, 16, 64, 1, {axis(4, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 5, 1, 2)}),
       make(3, 20, 24, 1, {axis(4, 3, 1, 1), axis(5, 1, 1, 0), axis(8, 3, 1, 1)}),
@@ -99,10 +104,11 @@ TEST_F(EmulatedTile, ForwardByStreams) {
       in(make(1, 40, 36, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}), DType::f32, Precision::tf32, true),
       in(make(1, 48, 40, 1, {axis(5, 3, 2, 0), axis(6, 3, 2, 0)}), DType::f16, Precision::strict, true),
   };
-  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  const std::size_t count = test::takes_all() ? problems.size() : 3;
   for (std::size_t i = 0; i < count; ++i) check(problems[i], 90);
   EXPECT_GE(streams, static_cast<int>(count));
   EXPECT_GE(stacks, 1);
+  EXPECT_GE(vectors, 1);
 }
 
 // Kernel equal to the stride, twice the stride, smaller, in between; dilations; many planes; groups; one to three axes.
