@@ -4,6 +4,7 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, and multiply().
+#include "split.cuh"
 #include "tile_stream_load.cuh"
 
 constexpr int kThreads = kShape.multiplying_threads();
@@ -15,7 +16,7 @@ constexpr int kLine = kShape.line_backs();
 constexpr int kItems = kShape.all_backs() / kLine * kSteps;
 constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
+constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= (kShape.splits() ? 32 : 80);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -51,6 +52,9 @@ struct CellTeam {
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
+  // Where factors are split: the sum of a few products, on its way to `sum`.
+  static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
+  float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
   unsigned at[kPlaces][2];  // bytes from the box's first element to this thread's two cells and first channel
   int first_column;
   static constexpr int depth_team = 0;
@@ -82,8 +86,9 @@ struct CellTeam {
     return sum[tile][index / kUnitOctets][index % kUnitOctets];
   }
 
-  // One for each tile of cells, or for each cell of a line that any of its distances reaches.
-  using Fragments = unsigned[kFragments][4];
+  // One for each tile of cells, or for each cell of a line that any of its distances reaches; where factors are split,
+  // the small parts after the big ones.
+  using Fragments = unsigned[kShape.weight_parts() * kFragments][4];
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
@@ -102,14 +107,58 @@ struct CellTeam {
         }
       }
     }
+    if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
+  }
+  static __device__ __forceinline__ void split(Fragments& out, const Fragments& words) {
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const SplitWord parts(words[i][word]);
+        out[i][word] = parts.big;
+        out[(kShape.weight_parts() - 1) * kFragments + i][word] = parts.small;
+      }
+    }
   }
   static __device__ __forceinline__ unsigned rounded(unsigned word) {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The products of one item; `weights` is the descriptor of its stage's first row.
+  // The products of one item; `weights` is the descriptor of its stage's first row. Of split factors the small products
+  // come first, so that they are not cut off.
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
+    if constexpr (kShape.splits()) {
+      add_products(part, cells, kFragments, weights, item);
+      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), item);
+      add_products(part, cells, 0, weights, item);
+    } else {
+      add_products(sum, cells, 0, weights, item);
+    }
+    ptx::commit_warpgroup();
+  }
+
+  // Adds the products to the sums that were kept, once they are done. The tensor cores cut the bits that they shift
+  // out: long sums of theirs would be too small.
+  __device__ __forceinline__ void keep_part() {
+#pragma unroll
+    for (int i = 0; i < kPartTiles; ++i) {
+#pragma unroll
+      for (int octet = 0; octet < kOctets; ++octet) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& added = part[i][octet / kUnitOctets][octet % kUnitOctets][j];
+          sum[i][octet / kUnitOctets][octet % kUnitOctets][j] += ptx::waited_for(added);
+          added = 0;
+        }
+      }
+    }
+  }
+
+  // With the fragments from `first` on.
+  template <typename Sums>
+  static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
+                                                      int item) {
 #pragma unroll
     for (int back = 0; back < kLine; ++back) {
       const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
@@ -120,11 +169,10 @@ struct CellTeam {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sum[i][tile], cells[i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+          multiply(sums[i][tile], cells[first + i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
         }
       }
     }
-    ptx::commit_warpgroup();
   }
 
   // Which fragment of a line the first tile's cells read at a distance: the furthest back come first, those of a
@@ -161,8 +209,18 @@ struct StreamReader {
   }
 
   // One item: multiplies its fragments while those of the next one are loaded.
-  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
-                                       int item) {
+  __device__ __forceinline__ void step(CellTeam& team, CellTeam::Fragments& now, CellTeam::Fragments& next, int item) {
+    start(team, now, next, item);
+    if constexpr (kShape.splits()) {
+      if ((item + 1) % kShape.part_items() != 0 && item + 1 < kItems) return;
+      ptx::wait_for_warpgroup<0>();
+      team.keep_part();
+      if constexpr (kShape.splits_late()) CellTeam::split(now, next);
+    }
+  }
+
+  __device__ __forceinline__ void start(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                        int item) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
     team.add(now, weight_stage(), item);
@@ -199,9 +257,12 @@ struct StreamReader {
   // The distance whose cells come first in a line's fragments.
   static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
 
-  // A chunk's items take turns with two sets of registers.
+  // A chunk's items take turns with two sets of registers, or have one of them and the next item's words the other.
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
-    if constexpr (kUnrolled) {
+    if constexpr (kShape.splits_late()) {
+#pragma unroll(kUnrolled ? kItems : 1)
+      for (int item = 0; item < kItems; ++item) step(team, first, second, item);
+    } else if constexpr (kUnrolled) {
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
         if (item % 2 == 0) {
@@ -225,8 +286,9 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
   CellTeam::Fragments even;
   CellTeam::Fragments odd;
   reader.begin(team, even);
+  if constexpr (kShape.splits_late()) CellTeam::split(even, even);
   // After an odd number of items the next chunk begins with the other set.
-  constexpr int kTurn = kItems % 2 == 1 ? 2 : 1;
+  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : 1;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
     reader.walk_chunk(team, even, odd);
