@@ -254,7 +254,9 @@ struct TileShape {
   // the same for all cuts of a problem.
   constexpr bool splits() const { return streams && math == TileMath::fp32x3; }
   constexpr int weight_parts() const { return splits() ? 2 : 1; }
-  constexpr int part_items() const { return line_backs() > 4 ? 1 : 4 / line_backs(); }
+  constexpr int part_items() const {
+    return line_backs() > 1 || channel_chunks() * (slabs / 2) * all_backs() <= 8 ? 1 : 2;
+  }
   // With a part in every item, products are waited for anyway before the next fragments are split.
   constexpr bool splits_late() const { return splits() && part_items() == 1; }
 

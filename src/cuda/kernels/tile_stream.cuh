@@ -16,7 +16,7 @@ constexpr int kLine = kShape.line_backs();
 constexpr int kItems = kShape.all_backs() / kLine * kSteps;
 constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= (kShape.splits() ? 32 : 80);
+constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kItems * kLine * kColumnTiles / 8 <= 80);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -138,8 +138,8 @@ struct CellTeam {
     ptx::commit_warpgroup();
   }
 
-  // Adds the products to the sums that were kept, once they are done. The tensor cores cut the bits that they shift
-  // out: long sums of theirs would be too small.
+  // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
+  // out, so that long sums of theirs would be too small. What this addition rounds away goes to the next part.
   __device__ __forceinline__ void keep_part() {
 #pragma unroll
     for (int i = 0; i < kPartTiles; ++i) {
@@ -147,9 +147,12 @@ struct CellTeam {
       for (int octet = 0; octet < kOctets; ++octet) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float& added = part[i][octet / kUnitOctets][octet % kUnitOctets][j];
-          sum[i][octet / kUnitOctets][octet % kUnitOctets][j] += ptx::waited_for(added);
-          added = 0;
+          float& rest = part[i][octet / kUnitOctets][octet % kUnitOctets][j];
+          float& kept = sum[i][octet / kUnitOctets][octet % kUnitOctets][j];
+          const float added = ptx::waited_for(rest);
+          const float before = kept;
+          kept = before + added;
+          rest = added - (kept - before);
         }
       }
     }
@@ -209,18 +212,8 @@ struct StreamReader {
   }
 
   // One item: multiplies its fragments while those of the next one are loaded.
-  __device__ __forceinline__ void step(CellTeam& team, CellTeam::Fragments& now, CellTeam::Fragments& next, int item) {
-    start(team, now, next, item);
-    if constexpr (kShape.splits()) {
-      if ((item + 1) % kShape.part_items() != 0 && item + 1 < kItems) return;
-      ptx::wait_for_warpgroup<0>();
-      team.keep_part();
-      if constexpr (kShape.splits_late()) CellTeam::split(now, next);
-    }
-  }
-
-  __device__ __forceinline__ void start(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
-                                        int item) {
+  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                       int item) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
     team.add(now, weight_stage(), item);
@@ -257,11 +250,10 @@ struct StreamReader {
   // The distance whose cells come first in a line's fragments.
   static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
 
-  // A chunk's items take turns with two sets of registers, or have one of them and the next item's words the other.
+  // A chunk's items take turns with two sets of registers.
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
-    if constexpr (kShape.splits_late()) {
-#pragma unroll(kUnrolled ? kItems : 1)
-      for (int item = 0; item < kItems; ++item) step(team, first, second, item);
+    if constexpr (kShape.splits()) {
+      walk_parts(team, first, second);
     } else if constexpr (kUnrolled) {
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
@@ -279,6 +271,32 @@ struct StreamReader {
       }
       if (kItems % 2 == 1) step(team, first, second, kItems - 1);
     }
+  }
+
+  // Where sums of a few products are kept apart, a part is the body of the loop: unrolled, several parts would have
+  // registers of their own.
+  __device__ __forceinline__ void walk_parts(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    constexpr int kPart = kShape.part_items();
+    static_assert(kPart == 1 || kPart % 2 == 0);  // each whole part begins with the same set
+    constexpr int kWhole = kItems / kPart;
+#pragma unroll(kUnrolled ? kWhole + 1 : 1)
+    for (int part = 0; part < kWhole; ++part) walk_part<kPart>(team, first, second, part * kPart);
+    if constexpr (kItems % kPart > 0) walk_part<kItems % kPart>(team, first, second, kWhole * kPart);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void walk_part(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
+                                            int begin) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i % 2 == 0) {
+        step(team, first, second, begin + i);
+      } else {
+        step(team, second, first, begin + i);
+      }
+    }
+    ptx::wait_for_warpgroup<0>();
+    team.keep_part();
+    if constexpr (kShape.splits_late()) CellTeam::split(first, second);
   }
 };
 
