@@ -342,6 +342,10 @@ std::vector<TileCandidate> sorted_candidates(const Problem& problem, const Devic
       }
     }
   }
+  if (base.math == TileMath::fp32x3) {  // whose tiles are cut for warps
+    base.warpgroup = true;
+    set_depth(problem, base);
+  }
   add_streams(problem, device, base, options.aligned, candidates);
   std::stable_sort(candidates.begin(), candidates.end(), [](const TileCandidate& a, const TileCandidate& b) {
     return a.expected_seconds < b.expected_seconds;
@@ -355,10 +359,11 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
                                            const TileOptions& options) {
   std::vector<TileCandidate> candidates = sorted_candidates(problem, device, options);
   const auto streams = [](const TileCandidate& candidate) { return candidate.shape.streams; };
-  if (std::none_of(candidates.begin(), candidates.end(), streams)) return candidates;
+  const auto stream = std::find_if(candidates.begin(), candidates.end(), streams);
+  if (stream == candidates.end()) return candidates;
   // Kinds of kernels may differ in the order of their sums. Which kind comes first is decided for a batch of its own,
   // whatever the problem's is: the least that fills the chip, and for large samples one that keeps it busy.
-  const double blocks = blocks_of_sample(problem) * candidates.front().shape.depth_blocks;
+  const double blocks = blocks_of_sample(problem) * stream->shape.depth_blocks;
   const double wanted = blocks < 132 ? 132 : 16 * 132;
   Problem filled = problem;
   filled.batch = static_cast<std::int64_t>(std::ceil(wanted / blocks));
