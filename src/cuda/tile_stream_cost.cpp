@@ -49,12 +49,13 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
     rows += std::popcount(row_tiles_with_tap(shape, back)) * std::max(shape.row_unit, 32);
   const double products = steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
   const double items = steps * shape.all_backs() / shape.line_backs();
-  const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows();
+  const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1;
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
-  const double words = shape.element_bytes == 2 && !shape.input_channels_last ? 2 : 1;
+  const double words = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1 ? 2 : 1;
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
   const double multiply = 0.55 * products + 1.74 * fragments;
-  const double copies = 0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_channels()) * shape.copy_places();
+  const double copies =
+      0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_read_channels()) * shape.copy_places();
 
   const double input_bytes = chunks * shape.input_stage_bytes();
   const double weight_bytes = chunks * shape.all_backs() * shape.slabs * shape.rows() * 16;

@@ -59,8 +59,11 @@ struct CellTeam {
     const int lane = threadIdx.x % 32;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
-    const int channel =
-        kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
+    constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
+    const int channel = kShape.input_channels_last ? lane % 4 * 4
+                        : kShape.window > 1        ? lane % 4 * kPair / kShape.window * kShape.channel_pitch() +
+                                                         lane % 4 * kPair % kShape.window * kShape.element_bytes
+                                                   : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
 #pragma unroll
     for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
@@ -87,6 +90,7 @@ struct CellTeam {
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
+    if constexpr (kShape.window > 1) return load_windows(out, stage, offset, step);
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
 #pragma unroll
@@ -100,6 +104,31 @@ struct CellTeam {
           const unsigned pair = cell + (step * 16 + word / 2 * 8) * kShape.channel_pitch();
           out[i][word] = ptx::load_shared_16(pair) | ptx::load_shared_16(pair + kShape.channel_pitch()) << 16;
         }
+      }
+    }
+  }
+  // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
+  __device__ __forceinline__ void load_windows(Fragments& out, unsigned stage, int offset, int step) const {
+    constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
+    // Of two-byte elements, a window of two is one word, and places may be as little as a word apart.
+    constexpr bool kTwoWords = kShape.element_bytes == 4 || (kShape.window % 4 == 0 && kShape.granule % 4 == 0 &&
+                                                             kShape.lead % 4 == 0 && kShape.stride[2] % 4 == 0);
+    constexpr int kNext = kShape.window * kShape.element_bytes >= 8 ? 4 : kShape.channel_pitch();
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][half] + offset + i * kShape.line_step() +
+                              step * kChannels * kShape.channel_pitch();
+        unsigned words[2];
+        if constexpr (kTwoWords) {
+          ptx::load_shared_64(cell, words);
+        } else {
+          words[0] = ptx::load_shared_32(cell);
+          words[1] = ptx::load_shared_32(cell + kNext);
+        }
+        out[i][half] = rounded(words[0]);
+        out[i][2 + half] = rounded(words[1]);
       }
     }
   }
