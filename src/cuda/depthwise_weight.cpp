@@ -62,15 +62,20 @@ DepthwiseStrip strip_of(const Problem& problem, bool aligned) {
     while (most > 1 && !(divides(0) && divides(1) && divides(2) && divides(3))) most /= 2;
     return most;
   };
-  DepthwiseStrip strip = kNone;
-  strip.cells = vector;
-  strip.input_load = together(problem.input_sizes(), problem.input_strides);
-  strip.output_load = together(problem.output_sizes(), problem.output_strides);
-  strip.lead = static_cast<int>((strip.output_load - width.pad_begin % strip.output_load) % strip.output_load);
-  const std::int64_t needed = (strip.cells - 1) * width.stride + (width.kernel - 1) * width.dilation + 1;
-  if (needed > kMostWindow || strip.cells * taps_of(problem) > kMostBody) return kNone;
-  strip.needed = static_cast<int>(needed);
-  return strip.window() > kMostWindow ? kNone : strip;
+  constexpr std::int64_t kMostHeld = 100;  // values in registers
+  for (int cells = vector; cells >= 4; cells /= 2) {
+    DepthwiseStrip strip = kNone;
+    strip.cells = cells;
+    strip.input_load = std::min(together(problem.input_sizes(), problem.input_strides), cells);
+    strip.output_load = together(problem.output_sizes(), problem.output_strides);
+    while (cells * width.stride % strip.output_load != 0) strip.output_load /= 2;
+    strip.lead = static_cast<int>((strip.output_load - width.pad_begin % strip.output_load) % strip.output_load);
+    const std::int64_t needed = (cells - 1) * width.stride + (width.kernel - 1) * width.dilation + 1;
+    if (needed > kMostWindow || cells * taps_of(problem) > kMostBody) continue;
+    strip.needed = static_cast<int>(needed);
+    if (strip.window() <= kMostWindow && strip.window() + cells + taps_of(problem) <= kMostHeld) return strip;
+  }
+  return kNone;
 }
 
 class DepthwiseWeightKernel final : public Kernel {

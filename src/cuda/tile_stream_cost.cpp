@@ -32,6 +32,15 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
   return shape.tile[3] < tile_cells(problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
+// What measured gradients took beyond the rest of the model: boxes bring elements that no tap reads, and products of
+// few rows are mostly empty.
+double gradient_surplus(const TileShape& shape) {
+  if (!shape.gradient) return 1;
+  bool sparse = false;
+  for (int a = 0; a < 3; ++a) sparse = sparse || shape.phases[a] < shape.stride[a];
+  return (sparse ? 1.45 : 1.0) * (shape.row_unit < 32 ? 1.2 : 1.0);
+}
+
 }  // namespace
 
 // Like tile_seconds, for blocks whose warps have roles. What bounds them is the way of a team from fragments to
@@ -96,7 +105,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double split = whole_rows ? 1.0 : 1.03;
   return (std::max(cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth, transfer) * split + 5.5e-6 +
           packing) *
-         preference;
+         preference * gradient_surplus(shape);
 }
 
 }  // namespace tconv::cuda

@@ -149,7 +149,11 @@ __device__ __forceinline__ void store(const DepthwiseWeightParams& p, int part, 
                                   w * p.weight_strides[4]] = Element::store(total);
 }
 
-extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kTaps <= 32 ? 4 : 2)
+// Values that a thread holds at once, and so how many blocks share the registers of a multiprocessor.
+constexpr int kHeld = kTaps + (kStrip.cells > 0 ? kStrip.window() + kStrip.cells : 12);
+constexpr int kBlocks = kHeld <= 44 ? 4 : kHeld <= 64 ? 3 : 2;
+
+extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     tconv_depthwise_weight(const __grid_constant__ DepthwiseWeightParams p) {
   constexpr int kWarps = kDepthwiseThreads / 32;
   ptx::let_next_kernel_start();
