@@ -87,6 +87,8 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double rest = blocks - full_waves * slots;
   double cycles = full_waves * std::max(busy * resident, latency);
   if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
+  // Clusters of small blocks spread unevenly: a chip full of large ones is faster.
+  if (shape.gradient && shape.depth_blocks > 1 && blocks > device.multiprocessors) cycles *= 1.25;
 
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
