@@ -105,9 +105,10 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
   const double preference = strided || shape.all_backs() == 1 || shape.line_axis >= 0 ? 0.80 : 0.78;
   const double split = whole_rows ? 1.0 : 1.03;
-  return (std::max(cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth, transfer) * split + 5.5e-6 +
-          packing) *
-         preference * gradient_surplus(shape);
+  const double computed = cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth;
+  // Among cuts that the memory bounds, those with less to compute.
+  const double besides = shape.gradient ? 0.05 * std::min(computed, transfer) : 0;
+  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * gradient_surplus(shape);
 }
 
 }  // namespace tconv::cuda
