@@ -52,6 +52,7 @@ def shapes():
     yield 2, 2, 16, 16, 16, 9, 4, 2, 1, 0, 1
     yield 1, 2, 24, 24, 24, 60, 12, 2, 5, 0, 1
     yield 2, 2, 32, 32, 4, 9, 3, 2, 1, 1, 1
+    yield 2, 2, 16, 32, 2, 9, 3, 2, 1, 0, 1
     yield 2, 2, 3, 5, 1, 9, 3, 2, 1, 0, 1
     yield 2, 2, 128, 3, 1, 16, 4, 2, 1, 0, 1
     # Large enough for packed weights and for warps that only load.

@@ -3,7 +3,7 @@
 // where it lies in the box, at any stride. group_load.cuh says what the config states.
 #include "group_load.cuh"
 
-extern "C" __global__ void __launch_bounds__(kGroupThreads, 2)
+extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
     tconv_group_input(const __grid_constant__ GroupParams p) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   float* const box = reinterpret_cast<float*>(shared_memory);

@@ -11,6 +11,8 @@ using Storage = Element::Storage;
 using tconv_device::i64;
 
 constexpr int kWarps = kGroupThreads / 32;
+// Blocks of a multiprocessor that registers are left for.
+constexpr int kResident = kShape.shared_bytes() <= 74 * 1024 && (!kShape.weight || kShape.warp_products() <= 4) ? 3 : 2;
 
 struct GroupTile {
   int sample;
@@ -36,11 +38,12 @@ __device__ __forceinline__ bool is_inside(int index, int size) {
   return static_cast<unsigned>(index) < static_cast<unsigned>(size);
 }
 
-// The box of the output's gradient, zeros outside: a warp takes rows, its lanes neighbours, with the loads of a few
-// rows under way.
+// The box of the output's gradient, zeros outside: a warp takes rows, its lanes neighbours, with the loads of several
+// rows under way, since nothing else hides what they take.
 __device__ __forceinline__ void load_box(const GroupParams& p, const GroupTile& tile, int group, float* box) {
   constexpr int kPieces = (kShape.box(2) + 31) / 32;
-  constexpr int kAtOnce = kPieces >= 4 ? 2 : 8 / kPieces;
+  constexpr int kLoads = kShape.weight ? 12 : 20;  // sums of weights take registers
+  constexpr int kAtOnce = kPieces >= kLoads ? 1 : kLoads / kPieces;
   constexpr int kRows = kShape.out_channels * kShape.box_rows();
   const int lane = threadIdx.x % 32;
   int begin[3];

@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_pixels(const GroupParams& p, const GroupTil
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kGroupThreads, 2)
+extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
     tconv_group_weight(const __grid_constant__ GroupParams p) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   float* const box = reinterpret_cast<float*>(shared_memory);
