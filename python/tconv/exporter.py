@@ -189,6 +189,9 @@ _FAMILIES = {
     "all phases of an output tile, so that whole rows are stored.",
     "reduce": "a matrix product on tensor cores whose depth is the pixels: rows are input channels, columns (tap, "
     "output channel). Pixels are cut into parts so that few weights fill the GPU; a second kernel adds them in order.",
+    "group": "gradients of groups of eight channels on tensor cores: a block keeps what a box of pixels reads of the "
+    "output's gradient in shared memory, and operands are read from there as they lie; sums of weights are added in "
+    "order by a second kernel.",
     "depthwise": "CUDA cores: a thread walks over pixels of one channel and keeps a sum for every tap; the sums are "
     "added in order.",
     "general": "a thread gathers the taps of its outputs from memory; it takes every layer, in 64-bit offsets.",

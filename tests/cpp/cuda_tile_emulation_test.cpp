@@ -204,6 +204,41 @@ TEST_F(EmulatedTile, GradientByWarpgroups) {
       90);
 }
 
+// Taps of the width as depth: windows of two, four and eight (sixteen of two bytes), several of them in a row, rows
+// that begin inside the padding or at places of their own, channels that do not fill a chunk, groups, three axes.
+TEST_F(EmulatedTile, GradientByWindows) {
+  const std::vector<Problem> problems = {
+      make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(10, 2, 2, 0)}),
+      make(3, 40, 10, 1, {axis(33, 16, 8, 4)}),
+      in(make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(10, 2, 2, 0)}), DType::bf16),
+      make(2, 40, 18, 1, {axis(5, 4, 4, 0), axis(7, 4, 4, 0)}),
+      make(1, 40, 20, 1, {axis(150, 8, 4, 2)}),
+      make(9, 100, 24, 1, {axis(1, 4, 1, 0), axis(1, 4, 1, 0)}),
+      make(2, 80, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
+      make(1, 40, 20, 1, {axis(37, 4, 2, 0)}),
+      in(make(3, 40, 12, 1, {axis(33, 16, 8, 4)}), DType::bf16),
+      in(make(2, 40, 20, 1, {axis(5, 4, 4, 0), axis(14, 4, 4, 0)}), DType::bf16),
+      in(make(2, 40, 20, 1, {axis(150, 8, 4, 2)}), DType::bf16),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    Problem problem = problems[i];
+    problem.direction = Direction::grad_input;
+    SCOPED_TRACE(to_string(problem));
+    const test::EmulatedCase data(problem, random);
+    std::set<std::array<bool, 3>> kinds;
+    for (TileCandidate candidate : tile_candidates(problem, test::gpu(90))) {
+      TileShape& shape = candidate.shape;
+      if (!shape.streams) continue;
+      EXPECT_GT(shape.window, 1);
+      if (!kinds.insert({shape.stays, shape.lead < 0, shape.column_teams > 1}).second) continue;
+      if (shape.stays) shape.most_blocks = 2;
+      EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90), candidate)), "");
+    }
+    EXPECT_FALSE(kinds.empty());
+  }
+}
+
 // Channels-last data at an odd address gets a cut of its own.
 TEST_F(EmulatedTile, GradientAtAnOddAddress) {
   Problem problem = in(make(1, 40, 32, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}), DType::f32, Precision::tf32, true);
