@@ -69,19 +69,19 @@ def file_text(model: FoundModel) -> str:
     """The whole exported file."""
     pieces = _Pieces()
     pieces.add("begin", '#include "interface.h"\n#include "launch.cuh"\n')
-    pieces.add("end", export_cuda.DISPATCH)
+    general = {name: text for dtype in export_cuda.ELEMENTS for name, text in export_cuda.general_texts(dtype).items()}
+    for name, text in (general | export_cuda.ENDS).items():
+        pieces.add(name, text)
     layers, plans = [], []
     for number, layer in enumerate(model.layers, 1):
         suffix = f"_{number}" if len(model.layers) > 1 else ""
         entry, plan = _layer_entry(layer, pieces, suffix)
         layers.append(entry)
         plans.append(plan)
-    for dtype, element in export_cuda.ELEMENTS.items():
-        general = export_cuda.general_pieces(dtype)
-        pieces.add(f"general_{element}", "\n".join(piece.text for piece in general.values()))
-        pieces.add(f"bias_{element}", export_cuda.bias_text(dtype))
+    own = {name: text for name, text in pieces.texts.items() if name not in general}
+    texts = own | general  # what was made for the model comes first
     files = export_cuda.device_files() | {name: export_cuda.part(name) for name in ("interface.h", "launch.cuh")}
-    used = {name for text in pieces.texts.values() for name in export_record.needed_files(text, files)}
+    used = {name for text in texts.values() for name in export_record.needed_files(text, files)}
     runtime = re.sub(r"  # noqa: E402$", "", export_cuda.part("runtime.py").split(_MARK)[1], flags=re.MULTILINE)
     _require_other_names(model.source, runtime)
     data = [
@@ -90,7 +90,7 @@ def file_text(model: FoundModel) -> str:
         "LAYERS = [\n" + "".join(layers) + "]\n",
         "HOST = " + raw(export_cuda.part("host.cpp")),
         "# Kernels, each in a namespace of its own, and the functions that launch them.",
-        _dictionary("PIECES", pieces.texts),
+        _dictionary("PIECES", texts),
         "# Device code, by the names under which the pieces include it.",
         _dictionary("FILES", {name: files[name] for name in files if name in used}),
     ]
@@ -134,7 +134,7 @@ def _layer_entry(
                 raise ExportError(str(error).splitlines()[0]) from error
             plan[gpu, precision] = found
             names = [pieces.add(f"{d}_{gpu}_{precision}{suffix}", piece.text) for d, piece in found.items()]
-            names.append(f"bias_{export_cuda.ELEMENTS[layer.dtype]}")
+            names.append(f"grad_bias_{export_cuda.ELEMENTS[layer.dtype]}")
             sets += f'            ("{gpu}", "{precision}"): (\n'
             sets += "".join(f'                "{name}",\n' for name in names) + "            ),\n"
     most = min(piece.most_samples for found in plan.values() for piece in found.values())

@@ -80,10 +80,16 @@ def compiler_flags(gpu):
     return flags
 
 
+def pieces_for(direction, pieces):
+    """Those of a layer's four pieces that are compiled together: forward alone, so that a model that is never trained
+    waits for nothing else, and the gradients."""
+    return (pieces[0], "end_forward") if direction == FORWARD else (*pieces[1:], "end_gradients")
+
+
 @functools.lru_cache(None)
 def compile_set(pieces, gpu):
-    """Compiles the pieces of a set, one for each direction. PyTorch keeps the result on disk."""
-    text = expand("\n".join([PIECES["begin"], *(PIECES[name] for name in pieces), PIECES["end"]]))
+    """Compiles a set of pieces. PyTorch keeps the result on disk."""
+    text = expand("\n".join(PIECES[name] for name in ("begin", *pieces)))
     host = expand(HOST)
     flags = compiler_flags(gpu)
     name = "tconv_" + hashlib.sha256("\n".join([text, host, *flags]).encode()).hexdigest()[:16]
@@ -143,50 +149,52 @@ class Call:
         if self.made_for is not None and self.numbers[0] > self.made_for["most_samples"]:
             self.made_for = None
         self.layer = struct.pack("22q", *self.numbers)
-        self.sets = {}
+        self.known = {}
 
-    def kernels(self, tensor):
-        """For a tensor's device and type: the compiled set, the layer that it was made for (None: any) and, for each
-        direction, the size of its workspace."""
-        key = (tensor.device, tensor.dtype, tf32_allowed())
-        found = self.sets.get(key)
+    def prepared(self, direction, tensor):
+        """What runs a direction on a tensor's device and type: the compiled set, whether it adds a bias (None: if there
+        is one), and the elements of its workspace. Compiled when it is first asked for."""
+        key = (direction, tensor.device, tensor.dtype, tf32_allowed())
+        found = self.known.get(key)
         if found is None:
-            kernels, made = self.choose(*key)
-            sizes = [kernels.workspace(direction, self.layer) for direction in range(4)]
-            found = self.sets[key] = (kernels, made, [-(-size // tensor.element_size()) for size in sizes])
+            require_gpu(tensor)
+            kernels, bias = self.choose(*key)
+            workspace = -(-kernels.workspace(direction, self.layer) // tensor.element_size())
+            found = self.known[key] = (kernels, bias, workspace)
         return found
 
-    def choose(self, device, dtype, tf32):
+    def choose(self, direction, device, dtype, tf32):
         gpu = choose_gpu(capability_of(device), toolkit_version())
-        made = self.made_for
-        if gpu == "general" or made is None or made["dtype"] != ELEMENTS[dtype]:
-            return compile_set(("general_" + ELEMENTS[dtype], "bias_" + ELEMENTS[dtype]), gpu), None
+        element, made = ELEMENTS[dtype], self.made_for
+        if gpu == "general" or made is None or made["dtype"] != element:
+            names = ("forward_", "grad_input_", "grad_weight_", "grad_bias_")
+            return compile_set(pieces_for(direction, [name + element for name in names]), gpu), None
         precision = "tf32" if tf32 and dtype == torch.float32 else "strict"
-        return compile_set(made["sets"][gpu, precision], gpu), made
+        return compile_set(pieces_for(direction, made["sets"][gpu, precision]), gpu), made["bias"]
 
     def compute(self, direction, first, second, bias=None):
         """Reads input and weight, output gradient and weight, input and output gradient, or the output gradient."""
-        require_gpu(first)
+        kernels, adds_bias, size = self.prepared(direction, first)
         result = first.new_empty(self.shapes[direction])
         if self.numbers[0] == 0:
             return result.zero_()
-        kernels, made, sizes = self.kernels(first)
         later = None
-        if direction == FORWARD and made is not None and made["bias"] != (bias is not None):
+        if direction == FORWARD and adds_bias is not None and adds_bias != (bias is not None):
             # The kernel was made for a layer that has a bias, or for one that has none.
             later, bias = (bias, None) if bias is not None else (None, first.new_zeros(self.shapes[GRAD_BIAS]))
-        first, second, bias = dense(first), dense(second), bias if bias is None else dense(bias)
+        first, second = dense(first), dense(second)
+        a, b, out = first.data_ptr(), second.data_ptr(), result.data_ptr()
+        workspace = first.new_empty(size) if size else None
         if direction == FORWARD:
-            tensors = [first, second, bias, result]
+            bias = bias if bias is None else dense(bias)
+            addresses = (a, b, 0 if bias is None else bias.data_ptr(), out)
         elif direction == GRAD_INPUT:
-            tensors = [result, second, None, first]
+            addresses = (out, b, 0, a)
         elif direction == GRAD_WEIGHT:
-            tensors = [first, result, None, second]
+            addresses = (a, out, 0, b)
         else:
-            tensors = [None, None, result, first]
-        tensors.append(first.new_empty(sizes[direction]) if sizes[direction] else None)
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        launch(kernels, direction, addresses, self.layer, first.device)
+            addresses = (0, 0, out, a)
+        launch(kernels, direction, (*addresses, workspace.data_ptr() if size else 0), self.layer, first.device)
         if later is not None:
             result += later.reshape(-1, *[1] * (result.dim() - 2))
         return result
@@ -213,7 +221,7 @@ def launch(kernels, direction, addresses, layer, device):
 
 def dense(tensor):
     """Without gaps, and aligned as the kernels' vectors of 16 bytes need it."""
-    tensor = tensor.contiguous()
+    tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
