@@ -1,7 +1,8 @@
 """The CUDA text of sets of kernels: a layer in one type, one precision, on one kind of GPU, forward or the gradients.
 
-A set is made of pieces, one for each direction. A piece is a text that includes the library's device files by name; an exported file carries each of these once and puts
-them in place itself. Every kernel lives in a namespace of its own, with its own constants in front of the files.
+A set is made of pieces, one for each direction. A piece includes the library's device files by name; an exported file
+carries each of these once and puts them in place itself. Every kernel lives in a namespace of its own, with its own
+constants in front of the files.
 """
 
 from __future__ import annotations

@@ -125,6 +125,8 @@ def import_evaluation(checkout: Path) -> types.ModuleType:
 def find_problems(checkout: Path, level: int, numbers: list[int]) -> dict[int, Path]:
     """The transposed-convolution problems of a level, by number."""
     folder = checkout / "KernelBench" / f"level{level}"
+    if not folder.is_dir():
+        raise ExportError(f"{checkout} must be a checkout of KernelBench, but has no KernelBench/level{level}")
     found = {}
     for path in sorted(folder.glob("*.py")):
         if match := re.fullmatch(NAMES[level], path.name):

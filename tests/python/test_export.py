@@ -198,7 +198,7 @@ def test_the_top_of_a_file_explains_plan_and_mathematics(exported):
     words = ast.get_docstring(ast.parse(exported.read_text()))
     assert "O = (I - 1) s - 2 p + d (K - 1) + q + 1" in words
     assert "n16 c32->64 i128x256 k3x5 s2x3 p1x2 d2x1 g4" in words
-    assert "Height: 2 phases, 1 with taps; width: 3 phases, 3 with taps." in words
+    assert "Output [16, 64, 257, 766]; phases along each axis: height 2 (1 with taps), width 3.\n" in words
     for direction in ("forward: direct", "grad_input: tile", "grad_weight: reduce"):
         assert direction in words
     assert "\nThe kinds of kernel:\n    tile: a matrix product on tensor cores" in words

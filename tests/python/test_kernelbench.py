@@ -62,7 +62,8 @@ def eval_kernel_against_ref(original, custom, **options):
         raise RuntimeError("out of memory")
     flag = {"excessive_speedup": True}
     stats = {"mean": 2.0, "std": 0.1, "min": 1.9, "max": 2.4, "hardware": "a GPU"}
-    return KernelExecResult(compiled=True, correctness=True, runtime=2.0, runtime_stats=stats, ref_runtime=5.0, metadata=flag)
+    times = {"runtime": 2.0, "runtime_stats": stats, "ref_runtime": 5.0}
+    return KernelExecResult(compiled=True, correctness=True, metadata=flag, **times)
 """
 
 CHECKER = """
