@@ -1,8 +1,14 @@
 """KernelBench level 1, problem 75: its transposed convolutions as CUDA kernels, in one file.
 
 ModelNew takes the arguments of the original, has the same parameters from the same seed, and computes the same outputs
-and gradients. Kernels are compiled by torch.utils.cpp_extension.load_inline when they are first needed: with CUDA 11.7
-or later, PyTorch 1.13 or later, and no other package. Written by tconv 0.1.0 (python -m tconv export).
+and gradients. It needs an NVIDIA GPU, PyTorch 1.13 or later, CUDA 11.7 or later with nvcc, and no other package.
+Kernels are compiled by torch.utils.cpp_extension.load_inline when they are first needed, the gradients apart from
+forward, and kept on disk by PyTorch. Written by tconv 0.1.0 (python -m tconv export).
+
+What follows: Python that compiles, checks and calls (Compiling, Calls, Gradients), the layer in place of
+nn.ConvTranspose (The layer), the model itself (The model), and the CUDA source (Data): PIECES has, for each direction
+and kind of GPU, the constants of a layer's kernels and the function that launches them, FILES the device code that
+they include.
 
 The index mathematics. Along each axis, with input length I, kernel K, stride s, padding p, output padding q and
 dilation d,
@@ -17,8 +23,9 @@ are inserted anywhere. The gradient of the input is the same map read the other 
 w[k] dy[i s - p + k d]; the gradient of the weight is dw[k] = sum over samples and i of x[i] dy[i s - p + k d]; that of
 the bias is the sum of dy.
 
-The layer: n16 c32->64 i128x256 k3x5 s2x3 p1x2 d2x1 g4, float32; output [257, 766].
-Height: 2 phases, 1 with taps; width: 3 phases, 3 with taps.
+The layer: n16 c32->64 i128x256 k3x5 s2x3 p1x2 d2x1 g4, float32
+(n samples, c channels, i input, k kernel, s stride, p padding, op output padding, d dilation, g groups).
+Output [16, 64, 257, 766]; phases along each axis: height 2 (1 with taps), width 3.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
     forward: direct (cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 8
         channels; 128 threads (channels 2, phases 1, sums 1), 38880 bytes shared, 2 blocks per multiprocessor, grid
@@ -126,10 +133,16 @@ def compiler_flags(gpu):
     return flags
 
 
+def pieces_for(direction, pieces):
+    """Those of a layer's four pieces that are compiled together: forward alone, so that a model that is never trained
+    waits for nothing else, and the gradients."""
+    return (pieces[0], "end_forward") if direction == FORWARD else (*pieces[1:], "end_gradients")
+
+
 @functools.lru_cache(None)
 def compile_set(pieces, gpu):
-    """Compiles the pieces of a set, one for each direction. PyTorch keeps the result on disk."""
-    text = expand("\n".join([PIECES["begin"], *(PIECES[name] for name in pieces), PIECES["end"]]))
+    """Compiles a set of pieces. PyTorch keeps the result on disk."""
+    text = expand("\n".join(PIECES[name] for name in ("begin", *pieces)))
     host = expand(HOST)
     flags = compiler_flags(gpu)
     name = "tconv_" + hashlib.sha256("\n".join([text, host, *flags]).encode()).hexdigest()[:16]
@@ -189,50 +202,52 @@ class Call:
         if self.made_for is not None and self.numbers[0] > self.made_for["most_samples"]:
             self.made_for = None
         self.layer = struct.pack("22q", *self.numbers)
-        self.sets = {}
+        self.known = {}
 
-    def kernels(self, tensor):
-        """For a tensor's device and type: the compiled set, the layer that it was made for (None: any) and, for each
-        direction, the size of its workspace."""
-        key = (tensor.device, tensor.dtype, tf32_allowed())
-        found = self.sets.get(key)
+    def prepared(self, direction, tensor):
+        """What runs a direction on a tensor's device and type: the compiled set, whether it adds a bias (None: if there
+        is one), and the elements of its workspace. Compiled when it is first asked for."""
+        key = (direction, tensor.device, tensor.dtype, tf32_allowed())
+        found = self.known.get(key)
         if found is None:
-            kernels, made = self.choose(*key)
-            sizes = [kernels.workspace(direction, self.layer) for direction in range(4)]
-            found = self.sets[key] = (kernels, made, [-(-size // tensor.element_size()) for size in sizes])
+            require_gpu(tensor)
+            kernels, bias = self.choose(*key)
+            workspace = -(-kernels.workspace(direction, self.layer) // tensor.element_size())
+            found = self.known[key] = (kernels, bias, workspace)
         return found
 
-    def choose(self, device, dtype, tf32):
+    def choose(self, direction, device, dtype, tf32):
         gpu = choose_gpu(capability_of(device), toolkit_version())
-        made = self.made_for
-        if gpu == "general" or made is None or made["dtype"] != ELEMENTS[dtype]:
-            return compile_set(("general_" + ELEMENTS[dtype], "bias_" + ELEMENTS[dtype]), gpu), None
+        element, made = ELEMENTS[dtype], self.made_for
+        if gpu == "general" or made is None or made["dtype"] != element:
+            names = ("forward_", "grad_input_", "grad_weight_", "grad_bias_")
+            return compile_set(pieces_for(direction, [name + element for name in names]), gpu), None
         precision = "tf32" if tf32 and dtype == torch.float32 else "strict"
-        return compile_set(made["sets"][gpu, precision], gpu), made
+        return compile_set(pieces_for(direction, made["sets"][gpu, precision]), gpu), made["bias"]
 
     def compute(self, direction, first, second, bias=None):
         """Reads input and weight, output gradient and weight, input and output gradient, or the output gradient."""
-        require_gpu(first)
+        kernels, adds_bias, size = self.prepared(direction, first)
         result = first.new_empty(self.shapes[direction])
         if self.numbers[0] == 0:
             return result.zero_()
-        kernels, made, sizes = self.kernels(first)
         later = None
-        if direction == FORWARD and made is not None and made["bias"] != (bias is not None):
+        if direction == FORWARD and adds_bias is not None and adds_bias != (bias is not None):
             # The kernel was made for a layer that has a bias, or for one that has none.
             later, bias = (bias, None) if bias is not None else (None, first.new_zeros(self.shapes[GRAD_BIAS]))
-        first, second, bias = dense(first), dense(second), bias if bias is None else dense(bias)
+        first, second = dense(first), dense(second)
+        a, b, out = first.data_ptr(), second.data_ptr(), result.data_ptr()
+        workspace = first.new_empty(size) if size else None
         if direction == FORWARD:
-            tensors = [first, second, bias, result]
+            bias = bias if bias is None else dense(bias)
+            addresses = (a, b, 0 if bias is None else bias.data_ptr(), out)
         elif direction == GRAD_INPUT:
-            tensors = [result, second, None, first]
+            addresses = (out, b, 0, a)
         elif direction == GRAD_WEIGHT:
-            tensors = [first, result, None, second]
+            addresses = (a, out, 0, b)
         else:
-            tensors = [None, None, result, first]
-        tensors.append(first.new_empty(sizes[direction]) if sizes[direction] else None)
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        launch(kernels, direction, addresses, self.layer, first.device)
+            addresses = (0, 0, out, a)
+        launch(kernels, direction, (*addresses, workspace.data_ptr() if size else 0), self.layer, first.device)
         if later is not None:
             result += later.reshape(-1, *[1] * (result.dim() - 2))
         return result
@@ -259,7 +274,7 @@ def launch(kernels, direction, addresses, layer, device):
 
 def dense(tensor):
     """Without gaps, and aligned as the kernels' vectors of 16 bytes need it."""
-    tensor = tensor.contiguous()
+    tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
@@ -495,7 +510,9 @@ def get_init_inputs():
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
-# The layers that kernels were made for: their numbers as Call has them, without the batch, and their sets.
+# The layers that kernels were made for. Their numbers: channels in and out, groups, and for each axis
+# (depth, height, width) input, kernel, stride, dilation, padding and output. Their sets: pieces, by GPU and
+# precision.
 LAYERS = [
     {
         "numbers": [32, 64, 4, 1, 1, 1, 1, 0, 1, 128, 3, 2, 2, 1, 257, 256, 5, 3, 1, 2, 766],
@@ -507,25 +524,25 @@ LAYERS = [
                 "forward_hopper_tf32",
                 "grad_input_hopper_tf32",
                 "grad_weight_hopper_tf32",
-                "bias_F32",
+                "grad_bias_F32",
             ),
             ("hopper", "strict"): (
                 "forward_hopper_tf32",
                 "grad_input_hopper_strict",
                 "grad_weight_hopper_strict",
-                "bias_F32",
+                "grad_bias_F32",
             ),
             ("ampere", "tf32"): (
                 "forward_ampere_tf32",
                 "grad_input_ampere_tf32",
                 "grad_weight_ampere_tf32",
-                "bias_F32",
+                "grad_bias_F32",
             ),
             ("ampere", "strict"): (
                 "forward_ampere_tf32",
                 "grad_input_ampere_strict",
                 "grad_weight_ampere_strict",
-                "bias_F32",
+                "grad_bias_F32",
             ),
         },
     },
@@ -566,25 +583,6 @@ PIECES = {}
 PIECES["begin"] = r"""
 #include "interface.h"
 #include "launch.cuh"
-"""
-PIECES["end"] = r"""
-int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream) {
-  switch (direction) {
-    case kForward: return forward(tensors, layer, stream);
-    case kGradInput: return grad_input(tensors, layer, stream);
-    case kGradWeight: return grad_weight(tensors, layer, stream);
-    default: return grad_bias(tensors, layer, stream);
-  }
-}
-
-long long workspace_bytes(int direction, const Layer& layer) {
-  switch (direction) {
-    case kForward: return forward_workspace(layer);
-    case kGradInput: return grad_input_workspace(layer);
-    case kGradWeight: return grad_weight_workspace(layer);
-    default: return grad_bias_workspace(layer);
-  }
-}
 """
 PIECES["forward_hopper_tf32"] = r"""
 // forward, direct: cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 8
@@ -1447,7 +1445,31 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer&) { return 3317760; }
 """
-PIECES["general_F64"] = r"""
+PIECES["end_forward"] = r"""
+int launch_direction(int, const Tensors& tensors, const Layer& layer, void* stream) {
+  return forward(tensors, layer, stream);
+}
+
+long long workspace_bytes(int, const Layer& layer) { return forward_workspace(layer); }
+"""
+PIECES["end_gradients"] = r"""
+int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream) {
+  switch (direction) {
+    case kGradInput: return grad_input(tensors, layer, stream);
+    case kGradWeight: return grad_weight(tensors, layer, stream);
+    default: return grad_bias(tensors, layer, stream);
+  }
+}
+
+long long workspace_bytes(int direction, const Layer& layer) {
+  switch (direction) {
+    case kGradInput: return grad_input_workspace(layer);
+    case kGradWeight: return grad_weight_workspace(layer);
+    default: return grad_bias_workspace(layer);
+  }
+}
+"""
+PIECES["forward_F64"] = r"""
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F64;
@@ -1463,7 +1485,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long forward_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_input_F64"] = r"""
 namespace grad_input_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F64;
@@ -1479,7 +1502,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_weight_F64"] = r"""
 namespace grad_weight_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F64;
@@ -1494,7 +1518,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
 """
-PIECES["bias_F64"] = r"""
+PIECES["grad_bias_F64"] = r"""
 namespace bias_first {
 struct F64; struct F32; struct F16; struct BF16;
 using In = F64;
@@ -1541,7 +1565,7 @@ int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
   return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
 }
 """
-PIECES["general_F32"] = r"""
+PIECES["forward_F32"] = r"""
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F32;
@@ -1557,7 +1581,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long forward_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_input_F32"] = r"""
 namespace grad_input_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F32;
@@ -1573,7 +1598,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_weight_F32"] = r"""
 namespace grad_weight_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F32;
@@ -1588,7 +1614,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
 """
-PIECES["bias_F32"] = r"""
+PIECES["grad_bias_F32"] = r"""
 namespace bias_first {
 struct F64; struct F32; struct F16; struct BF16;
 using In = F32;
@@ -1635,7 +1661,7 @@ int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
   return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
 }
 """
-PIECES["general_F16"] = r"""
+PIECES["forward_F16"] = r"""
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F16;
@@ -1651,7 +1677,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long forward_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_input_F16"] = r"""
 namespace grad_input_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F16;
@@ -1667,7 +1694,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_weight_F16"] = r"""
 namespace grad_weight_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F16;
@@ -1682,7 +1710,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
 """
-PIECES["bias_F16"] = r"""
+PIECES["grad_bias_F16"] = r"""
 namespace bias_first {
 struct F64; struct F32; struct F16; struct BF16;
 using In = F16;
@@ -1729,7 +1757,7 @@ int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
   return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
 }
 """
-PIECES["general_BF16"] = r"""
+PIECES["forward_BF16"] = r"""
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = BF16;
@@ -1745,7 +1773,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long forward_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_input_BF16"] = r"""
 namespace grad_input_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = BF16;
@@ -1761,7 +1790,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_weight_BF16"] = r"""
 namespace grad_weight_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = BF16;
@@ -1776,7 +1806,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
 """
-PIECES["bias_BF16"] = r"""
+PIECES["grad_bias_BF16"] = r"""
 namespace bias_first {
 struct F64; struct F32; struct F16; struct BF16;
 using In = BF16;
