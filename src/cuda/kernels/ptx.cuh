@@ -174,6 +174,14 @@ __device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, i
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// A box of a tensor of five dimensions, announced to a barrier; `at` counts from the fastest one, and may lie outside.
+__device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(shared),
+      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
+      : "memory");
+}
 // A kernel that was launched while the one before it still ran waits here until its results are there. Before sm_90
 // kernels of a stream never overlap.
 __device__ __forceinline__ void wait_for_previous_kernel() {
