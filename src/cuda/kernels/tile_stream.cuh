@@ -5,6 +5,7 @@
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether kTensorCopies bring the input and kernels
 // store vectors (kStoresVectors).
+#include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
 #else
