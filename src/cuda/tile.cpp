@@ -105,7 +105,7 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
-    source.config += std::string("#define kStoresVectors ") + (shape.store_vector > 0 ? "1" : "0") + "\n";
+    source.config += std::string("#define kStoresVectors ") + (shape.store_vector == 0 ? "0" : shape.output_channels_last ? "2" : "1") + "\n";
     source.config += wgmma_from_registers(shape.math, shape.row_unit);
   } else if (shape.warpgroup) {
     source.config += wgmma_function(shape.math, 8 * shape.column_tiles);

@@ -82,6 +82,9 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
 
 // Channels that a thread can store at once; 0: none.
 int channel_vector_of(const TileShape& shape, const Strides& strides) {
+  for (const int slots : shape.slots) {
+    if (slots > 32) return 0;  // a bit each
+  }
   for (int vector = shape.vector(); vector > 1; vector /= 2) {
     bool fits = shape.out_channels % vector == 0 && shape.block_channels % (4 * vector) == 0;
     for (const int d : {0, 2, 3, 4}) fits = fits && strides[d] % vector == 0;

@@ -282,6 +282,8 @@ inline unsigned round_to_tf32(float value) {
 inline unsigned nearest_tf32(float value) { return round_to_tf32(value); }
 inline unsigned short round_to_f16(float value) { return tconv::cpu::to_float16(value).bits; }
 inline unsigned short round_to_bf16(float value) { return tconv::cpu::to_bfloat16(value).bits; }
+inline unsigned pack_f16(float low, float high) { return round_to_f16(low) | round_to_f16(high) << 16U; }
+inline unsigned pack_bf16(float low, float high) { return round_to_bf16(low) | round_to_bf16(high) << 16U; }
 inline float widen_f16(unsigned short bits) { return tconv::cpu::to_float(tconv::cpu::Float16{bits}); }
 
 // mma.m16n8: a lane shows its fragments; row r, words w and w + 4 of A are with lane 4 r + w, and likewise columns of

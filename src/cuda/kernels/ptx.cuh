@@ -252,6 +252,18 @@ __device__ __forceinline__ unsigned short round_to_bf16(float value) {
   return bits;
 }
 
+// Two values as the halves of a word.
+__device__ __forceinline__ unsigned pack_f16(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
 __device__ __forceinline__ float widen_f16(unsigned short bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

@@ -3,8 +3,8 @@
 // on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
-// The config is tile.cuh's with kBackCells in bytes, multiply(), and whether kTensorCopies bring the input and kernels
-// store vectors (kStoresVectors).
+// The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
+// (kTensorCopies) and vectors leave from the sums (kStoresVectors: 0 no, 1 along the width, 2 along the channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -106,7 +106,8 @@ struct CellTeam {
       }
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset + i * kShape.line_step();
+        const unsigned cell =
+            stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset + i * kShape.line_step();
         if constexpr (kShape.input_channels_last) {
           out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
         } else if constexpr (kShape.element_bytes == 4) {
@@ -156,8 +157,10 @@ struct CellTeam {
 };
 
 #include "tile_store.cuh"
-#if kStoresVectors
+#if kStoresVectors == 1
 #include "tile_stream_store.cuh"
+#elif kStoresVectors == 2
+#include "tile_stream_store_last.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
