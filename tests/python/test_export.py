@@ -521,6 +521,18 @@ def test_structures_are_read_by_their_declarations():
         export_record.read_parameters("Outer", data[:-8] + struct.pack("<Q", 9 * distance), text)
 
 
+def test_parameters_are_those_of_the_branch_that_is_compiled():
+    text = (
+        "#define kWide 1\n#define kMany 2\n#if kWide\nusing Chosen = Wide;\n#ifdef OTHER\nint a;\n#endif\n#else\n"
+        "using Chosen = Narrow;\n#ifdef OTHER\nint b;\n#endif\n#endif\n#if kMany\nint c;\n#else\nint d;\n#endif\n"
+        "void kernel(const __grid_constant__ Chosen params);\n"
+    )
+    assert export_record.parameter_type("kernel", export_record.taken_branches(text)) == "Wide"
+    narrow = export_record.taken_branches(text.replace("kWide 1", "kWide 0"))
+    assert export_record.parameter_type("kernel", narrow) == "Narrow"
+    assert [name for name in "abcd" if f"int {name};" in narrow] == ["b", "c", "d"]  # what is not known stays
+
+
 def test_long_lines_are_broken_and_mean_the_same():
     numbers = ", ".join(map(str, range(100)))
     text = export_record.wrap(f'int a[] = {{{numbers}}};\n#define A {{{numbers}}}\nasm("{numbers}");')
