@@ -177,10 +177,11 @@ class Call:
 
     def compute(self, direction, first, second, bias=None):
         """Reads input and weight, output gradient and weight, input and output gradient, or the output gradient."""
+        if self.numbers[0] == 0:
+            require_gpu(first)
+            return first.new_zeros(self.shapes[direction])
         kernels, adds_bias, size = self.prepared(direction, first)
         result = first.new_empty(self.shapes[direction])
-        if self.numbers[0] == 0:
-            return result.zero_()
         later = None
         if direction == FORWARD and adds_bias is not None and adds_bias != (bias is not None):
             # The kernel was made for a layer that has a bias, or for one that has none.
