@@ -23,8 +23,7 @@ ByteStrides byte_strides(const TensorBoxes& boxes) {
   auto dense = static_cast<std::uint64_t>(boxes.sizes[0]) * static_cast<std::uint64_t>(boxes.element_bytes);
   for (int i = 0; i + 1 < kDimensions; ++i) {
     const auto size = static_cast<std::uint64_t>(boxes.sizes[i + 1]);
-    const auto stride =
-        static_cast<std::uint64_t>(boxes.strides[i]) * static_cast<std::uint64_t>(boxes.element_bytes);
+    const auto stride = static_cast<std::uint64_t>(boxes.strides[i]) * static_cast<std::uint64_t>(boxes.element_bytes);
     strides.of[i] = size == 1 ? (dense + 15) / 16 * 16 : stride;
     dense = strides.of[i] * size;
   }

@@ -41,8 +41,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
-  text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " +
-          text_of(s.tensor_copies) + ", " + text_of(s.output_channels_last);
+  text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
+          ", " + text_of(s.output_channels_last);
   return text + "}";
 }
 
@@ -105,7 +105,11 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
-    source.config += std::string("#define kStoresVectors ") + (shape.store_vector == 0 ? "0" : shape.output_channels_last ? "2" : "1") + "\n";
+    source.config += std::string("#define kStoresVectors ") +
+                     (shape.store_vector == 0      ? "0"
+                      : shape.output_channels_last ? "2"
+                                                   : "1") +
+                     "\n";
     source.config += wgmma_from_registers(shape.math, shape.row_unit);
   } else if (shape.warpgroup) {
     source.config += wgmma_function(shape.math, 8 * shape.column_tiles);

@@ -32,8 +32,8 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
   return shape.tile[3] < tile_cells(problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
-// Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach the
-// memory in parts.
+// Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
+// the memory in parts.
 double part_line_bytes(const TileShape& shape, const Problem& problem) {
   if (!shape.output_channels_last) return 0;
   constexpr double kLine = 128;

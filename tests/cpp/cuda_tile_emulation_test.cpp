@@ -114,8 +114,8 @@ TEST_F(EmulatedTile, ForwardByStreams) {
 }
 
 // Channels-last boxes by the copy engine, and vectors of channels from the sums: kernels with and without lines, gaps
-// between the phases, groups, tails of cells and channels, chunks of 32 to 128 bytes, samples that share a block, one to
-// three axes, two bytes, and in the end blocks of a cluster that share a sum.
+// between the phases, groups, tails of cells and channels, chunks of 32 to 128 bytes, samples that share a block, one
+// to three axes, two bytes, and in the end blocks of a cluster that share a sum.
 TEST_F(EmulatedTile, ChannelsLast) {
   const auto last = [](Problem problem, DType dtype = DType::f32) {
     return in(std::move(problem), dtype, dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);

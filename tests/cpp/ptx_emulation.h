@@ -170,6 +170,11 @@ inline Cell load_16(const void* global) {
   std::memcpy(&cell, global, 16);
   return cell;
 }
+template <std::size_t kWords>
+void store_words(void* global, const unsigned (&words)[kWords]) {
+  if (reinterpret_cast<std::uintptr_t>(global) % sizeof(words) != 0) throw std::runtime_error("a store is not aligned");
+  std::memcpy(global, words, sizeof(words));
+}
 template <int kBytes>
 void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
   out[0] = 0;
@@ -277,9 +282,8 @@ void wait_for_warpgroup() {}
 inline unsigned round_to_tf32(float value) {
   const unsigned bits = std::bit_cast<unsigned>(value);
   if ((bits & 0x7f800000U) == 0x7f800000U) return bits;
-  return (bits + 0x1000U) & ~0x1fffU;
+  return (bits + 0xfffU + (bits >> 13U & 1U)) & ~0x1fffU;
 }
-inline unsigned nearest_tf32(float value) { return round_to_tf32(value); }
 inline unsigned short round_to_f16(float value) { return tconv::cpu::to_float16(value).bits; }
 inline unsigned short round_to_bf16(float value) { return tconv::cpu::to_bfloat16(value).bits; }
 inline unsigned pack_f16(float low, float high) { return round_to_f16(low) | round_to_f16(high) << 16U; }

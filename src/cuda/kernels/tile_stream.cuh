@@ -157,10 +157,11 @@ struct CellTeam {
 };
 
 #include "tile_store.cuh"
-#if kStoresVectors == 1
 #include "tile_stream_store.cuh"
+#if kStoresVectors == 1
+#include "tile_stream_store_width.cuh"
 #elif kStoresVectors == 2
-#include "tile_stream_store_last.cuh"
+#include "tile_stream_store_channels.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -311,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
 #if kStoresVectors
-    store_directly(params, place.rows, place.cells, team);
+    store_directly(VectorStore(params, place.rows, place.cells), team);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);

@@ -1,32 +1,10 @@
-// From the accumulators of a streaming block straight to a channels-last output: a thread's vectors are neighbouring
-// channels of a pixel, four threads fill whole sectors, and no thread waits for another.
+// Vectors of neighbouring channels of a channels-last pixel: four threads fill whole sectors.
 #pragma once
 
-__device__ __forceinline__ unsigned packed_pair(float low, float high) {
-  return kShape.math == TileMath::f16 ? ptx::pack_f16(low, high) : ptx::pack_bf16(low, high);
-}
+#include "tile_stream_store.cuh"
 
-template <int kWords>
-struct alignas(4 * kWords) Words {
-  unsigned word[kWords];
-};
-
-template <int kCount>
-__device__ __forceinline__ void store_vector(float* out, const float (&values)[kCount]) {
-  Words<kCount> words;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) words.word[i] = __float_as_uint(values[i]);
-  *reinterpret_cast<Words<kCount>*>(out) = words;
-}
-template <int kCount>
-__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
-  Words<kCount / 2> words;
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) words.word[i] = packed_pair(values[2 * i], values[2 * i + 1]);
-  *reinterpret_cast<Words<kCount / 2>*>(out) = words;
-}
-
-struct PixelStore {
+// Outputs of one cell, a vector at a time.
+struct VectorStore {
   static constexpr int kVector = kShape.store_vector;
   static constexpr int kGroups = kShape.block_channels / (4 * kVector);  // of four threads' vectors
 
@@ -37,8 +15,8 @@ struct PixelStore {
   int channels;     // of the block that exist
   bool whole;       // all outputs of the tile are inside
 
-  __device__ __forceinline__ PixelStore(const TileParams& tile_params, const BlockRows& block_rows,
-                                        const BlockCells& block_cells)
+  __device__ __forceinline__ VectorStore(const TileParams& tile_params, const BlockRows& block_rows,
+                                         const BlockCells& block_cells)
       : params(tile_params), rows(block_rows), cells(block_cells) {
     channels = min(kShape.block_channels, kShape.out_channels - rows.first_channel);
     origin = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
@@ -140,16 +118,3 @@ struct PixelStore {
     }
   }
 };
-
-__device__ __forceinline__ void store_directly(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                               const CellTeam& team) {
-  const PixelStore store(params, rows, cells);
-#pragma unroll
-  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const CellPlace place = cell_place(team.column(tile) + half * 8);
-      if (place.exists) store.store(team, tile, half, place);
-    }
-  }
-}
