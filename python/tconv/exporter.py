@@ -224,8 +224,9 @@ def _layer_words(layer: FoundLayer, plan: dict[tuple[str, str], dict[str, Piece]
     p = layer.problem
     text = (
         f"The layer: {p.describe()}{' with bias' if layer.bias else ''}, {layer.dtype}\n"
-        f"(n samples, c channels, i input, k kernel, s stride, p padding, op output padding, d dilation, g groups).\n"
-        f"Output {[p.batch, p.out_channels, *p.output]}; {_phases_words(p)}.\n"
+        "(n samples, c channels, i input, k kernel, s stride, p padding, op output padding, d dilation, g groups).\n"
+        + textwrap.fill(f"Output {[p.batch, p.out_channels, *p.output]}; {_phases_words(p)}.", 116)
+        + "\n"
         "For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.\n"
     )
     shown: dict[str, list[str]] = {}
