@@ -204,11 +204,11 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
 
 namespace {
 
-// Summed channels below which a depth of eight (or sixteen) is too empty. A gradient with many rows and a few channels
-// of depth writes far more than it reads, and multiplies by zeros in the meantime.
+// Summed channels below which a depth of eight (or sixteen) is too empty. With many rows and a few channels of depth a
+// layer writes far more than it reads, and multiplies by zeros in the meantime.
 std::int64_t least_summed_channels(const Problem& problem) {
-  if (problem.direction == Direction::forward) return problem.groups > 1 ? 16 : 8;
-  return problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3 ? 3 : 8;
+  if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) return 3;
+  return problem.direction == Direction::forward && problem.groups > 1 ? 16 : 8;
 }
 
 }  // namespace

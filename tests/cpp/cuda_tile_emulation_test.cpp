@@ -128,12 +128,12 @@ TEST_F(EmulatedTile, ChannelsLast) {
       last(make(3, 64, 64, 2, {axis(40, 16, 8, 4)})),
       last(make(1, 16, 36, 1, {axis(3, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 5, 1, 2)}), DType::f16),
       last(make(2, 40, 32, 1, {axis(4, 2, 2, 0), axis(3, 3, 2, 1), axis(6, 2, 2, 0)})),
-      last(make(1, 1024, 64, 1, {axis(8, 4, 2, 1), axis(8, 4, 2, 1)})),
+      last(make(1, 1024, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)})),
   };
-  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
   for (std::size_t i = 0; i < count; ++i) {
     check(problems[i], 90);
-    if (i < 2 || test::takes_all()) check(problems[i], 90, Direction::grad_input);
+    if (i == 0 || test::takes_all()) check(problems[i], 90, Direction::grad_input);
   }
   EXPECT_GE(tensors, static_cast<int>(count));
   EXPECT_GE(stacks, 1);
