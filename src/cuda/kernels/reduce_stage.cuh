@@ -318,9 +318,9 @@ struct SplitCell {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float value = __uint_as_float(cell.word[i]);
-      big.word[i] = ptx::nearest_tf32(value);
+      big.word[i] = ptx::round_to_tf32(value);
       const float rest = value - __uint_as_float(big.word[i]);
-      small.word[i] = ptx::nearest_tf32(rest);
+      small.word[i] = ptx::round_to_tf32(rest);
       rests += rest;
     }
     if (rests - rests == 0) return;
