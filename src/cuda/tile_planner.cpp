@@ -205,11 +205,11 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
 
 namespace {
 
-// Summed channels below which a depth of eight (or sixteen) is too empty. A gradient with many rows and a few channels
-// of depth writes far more than it reads, and multiplies by zeros in the meantime.
+// Summed channels below which a depth of eight (or sixteen) is too empty. With many rows and a few channels of depth a
+// layer writes far more than it reads, and multiplies by zeros in the meantime.
 std::int64_t least_summed_channels(const Problem& problem) {
-  if (problem.direction == Direction::forward) return problem.groups > 1 ? 16 : 8;
-  return problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3 ? 3 : 8;
+  if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) return 3;
+  return problem.direction == Direction::forward && problem.groups > 1 ? 16 : 8;
 }
 
 }  // namespace
@@ -343,6 +343,10 @@ std::vector<TileCandidate> sorted_candidates(const Problem& problem, const Devic
       }
     }
   }
+  if (base.math == TileMath::fp32x3) {  // whose tiles are cut for warps
+    base.warpgroup = true;
+    set_depth(problem, base);
+  }
   add_streams(problem, device, base, options.aligned, candidates);
   std::stable_sort(candidates.begin(), candidates.end(), [](const TileCandidate& a, const TileCandidate& b) {
     return a.expected_seconds < b.expected_seconds;
@@ -356,10 +360,11 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
                                            const TileOptions& options) {
   std::vector<TileCandidate> candidates = sorted_candidates(problem, device, options);
   const auto streams = [](const TileCandidate& candidate) { return candidate.shape.streams; };
-  if (std::none_of(candidates.begin(), candidates.end(), streams)) return candidates;
+  const auto stream = std::find_if(candidates.begin(), candidates.end(), streams);
+  if (stream == candidates.end()) return candidates;
   // Kinds of kernels may differ in the order of their sums. Which kind comes first is decided for a batch of its own,
   // whatever the problem's is: the least that fills the chip, and for large samples one that keeps it busy.
-  const double blocks = blocks_of_sample(problem) * candidates.front().shape.depth_blocks;
+  const double blocks = blocks_of_sample(problem) * stream->shape.depth_blocks;
   const double wanted = blocks < 132 ? 132 : 16 * 132;
   Problem filled = problem;
   filled.batch = static_cast<std::int64_t>(std::ceil(wanted / blocks));

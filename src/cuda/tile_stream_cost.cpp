@@ -32,15 +32,6 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
   return shape.tile[3] < tile_cells(problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
-// What measured gradients took beyond the rest of the model: boxes bring elements that no tap reads, and products of
-// few rows are mostly empty.
-double gradient_surplus(const TileShape& shape) {
-  if (!shape.gradient) return 1;
-  bool sparse = false;
-  for (int a = 0; a < 3; ++a) sparse = sparse || shape.phases[a] < shape.stride[a];
-  return (sparse ? 1.45 : 1.0) * (shape.row_unit < 32 ? 1.2 : 1.0);
-}
-
 // Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
 // the memory in parts.
 double part_line_bytes(const TileShape& shape, const Problem& problem) {
@@ -52,6 +43,15 @@ double part_line_bytes(const TileShape& shape, const Problem& problem) {
   const auto outputs =
       static_cast<double>(element_count(shape.gradient ? problem.input_sizes() : problem.output_sizes()));
   return part < whole ? 0.5 * outputs * shape.element_bytes * (whole / part - 1) : 0;
+}
+
+// What measured gradients took beyond the rest of the model: boxes bring elements that no tap reads, and products of
+// few rows are mostly empty.
+double gradient_surplus(const TileShape& shape) {
+  if (!shape.gradient) return 1;
+  bool sparse = false;
+  for (int a = 0; a < 3; ++a) sparse = sparse || shape.phases[a] < shape.stride[a];
+  return (sparse ? 1.45 : 1.0) * (shape.row_unit < 32 ? 1.2 : 1.0);
 }
 
 }  // namespace
@@ -69,18 +69,21 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   double rows = 0;  // over all distances; a product of fewer than 32 takes as long
   for (int back = 0; back < shape.all_backs(); ++back)
     rows += std::popcount(row_tiles_with_tap(shape, back)) * std::max(shape.row_unit, 32);
-  const double products = steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
+  const double products = (shape.splits() ? 3 : 1) * steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
   const double items = steps * shape.all_backs() / shape.line_backs();
   const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1;
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
   const double words = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1 ? 2 : 1;
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
-  const double multiply = 0.55 * products + 1.74 * fragments;
+  // The warps that multiply split fragments, and add up parts while the others' products go on.
+  const double parts = items / shape.part_items() * cell_tiles * shape.rows() / 2;
+  const double multiply =
+      shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * parts : 0.55 * products + 1.74 * fragments;
   const double copies =
       0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_read_channels()) * shape.copy_places();
 
   const double input_bytes = chunks * shape.input_stage_bytes();
-  const double weight_bytes = chunks * shape.all_backs() * shape.slabs * shape.rows() * 16;
+  const double weight_bytes = chunks * shape.all_backs() * shape.weight_back_pitch() * 16;
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
@@ -112,8 +115,8 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = tears_sectors(shape, problem) ? ends : 0;
-  const double parts = part_line_bytes(shape, problem);
-  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends + parts) / device.bandwidth;
+  const double part_lines = part_line_bytes(shape, problem);
+  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends + part_lines) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;

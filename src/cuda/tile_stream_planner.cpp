@@ -174,7 +174,11 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   shape.row_tiles = apart ? shape.all_slots() : 1;
   shape.row_teams = 1;
   const int sums = shape.rows() / 2 * shape.column_tiles / 8;
-  const int needed = sums + 8 * shape.line_fragments() + (shape.element_bytes == 2 ? 48 : 32);
+  // Two sets of fragments, and of split factors two sets of sums.
+  const int parts = shape.weight_parts();
+  const int per_fragment = shape.splits_late() ? 12 : 8 * parts;
+  const int others = shape.splits() ? 52 : shape.element_bytes == 2 ? 48 : 32;
+  const int needed = parts * sums + per_fragment * shape.line_fragments() + others;
   const int store_vector = shape.store_vector;
   for (const int blocks : {3, 2, 1}) {
     if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
@@ -193,7 +197,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
       shape.stays = shape.block_channels <= kMostTurns * shape.turn_channels();
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
-    const int per_line = shape.line_backs() * shape.slabs * shape.rows() * 16;
+    const int per_line = shape.line_backs() * parts * shape.slabs * shape.rows() * 16;
     const int most = (blocks == 1 ? 32 : 16) * 1024;
     const int lines = shape.all_backs() / shape.line_backs();
     const int stage_lines = std::clamp(most / per_line, 1, lines);
@@ -220,7 +224,8 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
 
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
                  std::vector<TileCandidate>& candidates) {
-  if (device.arch != 90 || !device.has_wgmma || base.math == TileMath::fp32x3) return;
+  if (device.arch != 90 || !device.has_wgmma) return;
+  if (base.math == TileMath::fp32x3 && base.input_channels_last) return;
   base.granule = granule_of(problem, base, aligned);
   if (base.granule == 0) return;
   base.streams = base.warpgroup = base.packed = true;

@@ -26,7 +26,11 @@ struct EmulatedTile : testing::Test {
   void check(Problem problem, int arch, Direction direction = Direction::forward, bool every_kind = false) {
     problem.direction = direction;
     SCOPED_TRACE(to_string(problem) + " sm_" + std::to_string(arch));
-    const test::EmulatedCase data(problem, random);
+    // Strict arithmetic has to take all bits of either factor.
+    const bool strict = problem.dtype == DType::f32 && problem.precision == Precision::strict;
+    const int read = direction == Direction::forward ? 0 : 3;
+    const test::EmulatedCase data(problem, random, strict ? read : -1);
+    const test::EmulatedCase other(problem, random, strict ? 1 : -1);
     const std::vector<TileCandidate> candidates = tile_candidates(problem, test::gpu(arch));
     ASSERT_FALSE(candidates.empty());
     std::set<std::array<bool, 7>> kinds;
@@ -44,7 +48,11 @@ struct EmulatedTile : testing::Test {
       if (!kinds.insert(kind).second) continue;
       TileCandidate few = candidate;
       if (shape.stays) few.shape.most_blocks = 2;  // so that each takes several tiles
-      EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(arch), few)), "");
+      const Proposal proposal = propose_tile(problem, test::gpu(arch), few);
+      EXPECT_EQ(data.fails(proposal), "");
+      if (strict) {
+        EXPECT_EQ(other.fails(proposal), "");
+      }
       stages_left_out += leaves_out ? 1 : 0;
       in_place += shape.packed ? 0 : 1;
       streams += shape.streams ? 1 : 0;
@@ -128,16 +136,40 @@ TEST_F(EmulatedTile, ChannelsLast) {
       last(make(3, 64, 64, 2, {axis(40, 16, 8, 4)})),
       last(make(1, 16, 36, 1, {axis(3, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 5, 1, 2)}), DType::f16),
       last(make(2, 40, 32, 1, {axis(4, 2, 2, 0), axis(3, 3, 2, 1), axis(6, 2, 2, 0)})),
-      last(make(1, 1024, 64, 1, {axis(8, 4, 2, 1), axis(8, 4, 2, 1)})),
+      last(make(1, 1024, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)})),
   };
-  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
   for (std::size_t i = 0; i < count; ++i) {
     check(problems[i], 90);
-    if (i < 2 || test::takes_all()) check(problems[i], 90, Direction::grad_input);
+    if (i == 0 || test::takes_all()) check(problems[i], 90, Direction::grad_input);
   }
   EXPECT_GE(tensors, static_cast<int>(count));
   EXPECT_GE(stacks, 1);
   EXPECT_GE(vectors, static_cast<int>(count));
+}
+
+// The same in strict fp32: factors in halves, sums of a few products added up; lines, one distance, taps that some
+// phases lack; gradients with lines, with a stride, with split rows.
+TEST_F(EmulatedTile, StrictStreams) {
+  const auto strict = [](const Problem& problem) { return in(problem, DType::f32, Precision::strict); };
+  const std::vector<Problem> problems = {
+      strict(make(1, 20, 24, 1, {axis(6, 3, 1, 1), axis(40, 3, 1, 1)})),
+      strict(make(2, 40, 64, 1, {axis(3, 2, 2, 0), axis(12, 2, 2, 0)})),
+      strict(make(2, 24, 40, 1, {axis(9, 3, 2, 1, 1), axis(12, 3, 2, 1)})),
+      strict(make(2, 20, 16, 2, {axis(40, 16, 8, 4)})),
+      strict(make(1, 24, 20, 1, {axis(7, 4, 2, 1), axis(40, 4, 2, 1)})),
+      strict(make(1, 16, 64, 1, {axis(4, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 5, 1, 2)})),
+  };
+  const std::vector<Problem> gradients = {
+      strict(make(1, 40, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)})),
+      strict(make(1, 24, 20, 1, {axis(6, 3, 1, 1), axis(40, 3, 1, 1)})),
+      strict(make(1, 40, 12, 1, {axis(30, 8, 4, 2)})),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  for (std::size_t i = 0; i < count; ++i) check(problems[i], 90);
+  const std::size_t backward = test::takes_all() ? gradients.size() : 1;
+  for (std::size_t i = 0; i < backward; ++i) check(gradients[i], 90, Direction::grad_input);
+  EXPECT_GE(streams, static_cast<int>(count + backward));
 }
 
 // Kernel equal to the stride, twice the stride, smaller, in between; dilations; many planes; groups; one to three axes.

@@ -15,15 +15,19 @@ namespace tconv::test {
 // Values are few and coarse: exact in every type, as are their products and sums, so that an output is right or wrong.
 class EmulatedCase {
  public:
-  EmulatedCase(const Problem& problem, Random& random) : problem_(problem) {
-    const auto fill = [&](std::int64_t count) {
+  // Values of the tensor `fine` (0 to 3: input, weight, bias, output) have more bits than TF32, still few enough.
+  EmulatedCase(const Problem& problem, Random& random, int fine = -1) : problem_(problem) {
+    const auto fill = [&](int tensor, std::int64_t count) {
       std::vector<double> values(static_cast<std::size_t>(count));
-      for (double& value : values) value = random.between(-8, 8) / 8.0;
+      for (double& value : values) {
+        value = random.between(-8, 8) / 8.0;
+        if (tensor == fine) value += random.between(-8, 8) * 0x1p-15;
+      }
       return values;
     };
-    tensors_ = {fill(reach(problem.input_sizes(), problem.input_strides)),
-                fill(reach(problem.weight_sizes(), problem.weight_strides)), fill(problem.out_channels),
-                fill(reach(problem.output_sizes(), problem.output_strides))};
+    tensors_ = {fill(0, reach(problem.input_sizes(), problem.input_strides)),
+                fill(1, reach(problem.weight_sizes(), problem.weight_strides)), fill(2, problem.out_channels),
+                fill(3, reach(problem.output_sizes(), problem.output_strides))};
     std::vector<double>& written = tensors_[written_index()];
     std::fill(written.begin(), written.end(), std::numeric_limits<double>::quiet_NaN());
     Problem exact = problem;

@@ -232,6 +232,12 @@ __device__ __forceinline__ void wait_for_warpgroup() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// A sum of products that were waited for: the compiler reads it after the wait, not before.
+__device__ __forceinline__ float waited_for(float sum) {
+  asm volatile("" : "+f"(sum));
+  return sum;
+}
+
 // A barrier of the block's first threads alone.
 template <int kThreads>
 __device__ __forceinline__ void sync_first_threads() {

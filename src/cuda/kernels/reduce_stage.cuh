@@ -3,6 +3,7 @@
 #pragma once
 
 #include "reduce_load.cuh"
+#include "split.cuh"
 
 struct LineTable {
   int at[8];
@@ -304,31 +305,6 @@ struct LineSide {
           for (int at = 0; at < kLength; ++at) store(target + at * kNext, cell_of<kWords>(words[i], at));
         }
       }
-    }
-  }
-};
-
-// x = big + small, both TF32; the product of two small parts is below fp32's last bit.
-struct SplitCell {
-  Cell big;
-  Cell small;
-
-  __device__ __forceinline__ explicit SplitCell(const Cell& cell) {
-    float rests = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float value = __uint_as_float(cell.word[i]);
-      big.word[i] = ptx::round_to_tf32(value);
-      const float rest = value - __uint_as_float(big.word[i]);
-      small.word[i] = ptx::round_to_tf32(rest);
-      rests += rest;
-    }
-    if (rests - rests == 0) return;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((big.word[i] & 0x7f800000u) != 0x7f800000u) continue;  // infinite, NaN, or rounded up to infinity
-      big.word[i] = cell.word[i];
-      small.word[i] = 0;
     }
   }
 };

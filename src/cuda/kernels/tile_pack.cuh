@@ -1,8 +1,10 @@
 // Weights into the order in which the blocks of tile_block.cuh read them: [block row][chunk][back][slab][row][vector].
+// Where factors are split, slabs of small parts follow those of big ones.
 //
 // A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
 // written as cells. Where they don't fit shared memory they are read in place. kDenseTaps: the taps lie one after the
 // other.
+#include "split.cuh"
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
 
@@ -11,6 +13,16 @@ constexpr int kSlabs = kStaged ? pack_slabs(kShape) : 1;  // of a block
 constexpr int kVector = kShape.vector();
 constexpr int kIns = kSlabs * kVector;
 constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
+
+__device__ __forceinline__ void put(Cell* out, const Cell& cell) {
+  if constexpr (kShape.splits()) {
+    const SplitCell split(cell);
+    out[0] = split.big;
+    out[kShape.slabs * kShape.rows()] = split.small;
+  } else {
+    out[0] = cell;
+  }
+}
 
 // Four blocks per multiprocessor: without a number the assembler prefers occupancy and spills.
 extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
@@ -89,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
     const int tap = kShape.gradient ? gradient_tap_of(plane_group(planes), back)
                                     : tap_of(block_rows(params, block_row), slots, back);
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
-    Cell* out = packed + (stage * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
+    Cell* out = packed + (stage * kShape.weight_parts() * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       for (int channel = threadIdx.x % kAcross; channel < kShape.block_channels; channel += kAcross) {
@@ -101,12 +113,13 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
                       : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
                                 : load(in_channel, channel, tap);
         }
-        out[slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel)] = make_cell(values);
+        put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),
+            make_cell(values));
       }
       // Rows that only fill up the last tile.
       for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;
            slot == 0 && row < kShape.rows(); row += kAcross) {
-        out[slab * kShape.rows() + row] = Cell{};
+        put(out + slab * kShape.rows() + row, Cell{});
       }
     }
   }

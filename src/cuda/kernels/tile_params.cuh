@@ -287,6 +287,17 @@ struct TileShape {
     const int row = input_channels_last ? box(2) : row_pitch();
     return along * (axis == 2 ? 1 : axis == 1 ? row : row * box(1));
   }
+  // Streams with fp32 out of TF32 (split.cuh): weights come as slabs of the big parts and slabs of the small ones, and
+  // sums of a few products, `part_items` items of a chunk, are added up in fp32. That sets the order of the sums: it is
+  // the same for all cuts of a problem.
+  constexpr bool splits() const { return streams && math == TileMath::fp32x3; }
+  constexpr int weight_parts() const { return splits() ? 2 : 1; }
+  constexpr int part_items() const {
+    return line_backs() > 1 || channel_chunks() * (slabs / 2) * all_backs() <= 8 ? 1 : 2;
+  }
+  // With a part in every item, products are waited for anyway before the next fragments are split.
+  constexpr bool splits_late() const { return splits() && part_items() == 1; }
+
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
   // cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed; }
@@ -294,7 +305,9 @@ struct TileShape {
     const int taps = all_backs() < 8 ? all_backs() : 8;
     return rows() + (pads_weights() ? taps % 8 : 0);
   }
-  constexpr int weight_back_pitch() const { return slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0); }
+  constexpr int weight_back_pitch() const {
+    return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
+  }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
   constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
@@ -349,7 +362,7 @@ struct TileShape {
     return bulk_weights() || all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes();
   }
   // Packed weights of one block row: all its stages, one after the other.
-  constexpr long long packed_bytes() const { return 16LL * chunks() * all_backs() * slabs * rows(); }
+  constexpr long long packed_bytes() const { return 16LL * weight_parts() * chunks() * all_backs() * slabs * rows(); }
 };
 
 // The pack kernel takes some slabs of input channels and one block's output channels at a time through shared memory:

@@ -5,6 +5,7 @@
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
 // (kTensorCopies) and vectors leave from the sums (kStoresVectors: 0 no, 1 along the width, 2 along the channels).
+#include "split.cuh"
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -21,7 +22,7 @@ constexpr int kLine = kShape.line_backs();
 constexpr int kItems = kShape.all_backs() / kLine * kSteps;
 constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
+constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kItems * kLine * kColumnTiles / 8 <= 80);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -57,6 +58,9 @@ struct CellTeam {
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
+  // Where factors are split: the sum of a few products, on its way to `sum`.
+  static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
+  float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
   // Bytes from the box's first element to this thread's two cells and first channel, or (tensor copies) to the cell
   // whose 16 bytes it names to the others of its warp.
   static constexpr int kNamed = kShape.tensor_copies ? 1 : 2;
@@ -96,12 +100,20 @@ struct CellTeam {
     return sum[tile][index / kUnitOctets][index % kUnitOctets];
   }
 
-  // One for each tile of cells, or for each cell of a line that any of its distances reaches.
-  using Fragments = unsigned[kFragments][4];
+  // One for each tile of cells, or for each cell of a line that any of its distances reaches; where factors are split,
+  // the small parts after the big ones.
+  using Fragments = unsigned[kShape.weight_parts() * kFragments][4];
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
-    if constexpr (kShape.window > 1) return load_windows(out, stage, offset, step);
+    if constexpr (kShape.window > 1) {
+      load_windows(out, stage, offset, step);
+    } else {
+      load_channels(out, stage, offset, step);
+    }
+    if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
+  }
+  __device__ __forceinline__ void load_channels(Fragments& out, unsigned stage, int offset, int step) const {
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
       if constexpr (kShape.tensor_copies) {
@@ -120,6 +132,17 @@ struct CellTeam {
           const unsigned pair = cell + (step * 16 + word / 2 * 8) * kShape.channel_pitch();
           out[i][word] = ptx::load_shared_16(pair) | ptx::load_shared_16(pair + kShape.channel_pitch()) << 16;
         }
+      }
+    }
+  }
+  static __device__ __forceinline__ void split(Fragments& out, const Fragments& words) {
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const SplitWord parts(words[i][word]);
+        out[i][word] = parts.big;
+        out[(kShape.weight_parts() - 1) * kFragments + i][word] = parts.small;
       }
     }
   }
@@ -160,9 +183,44 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The products of one item; `weights` is the descriptor of its stage's first row.
+  // The products of one item; `weights` is the descriptor of its stage's first row. Of split factors the small products
+  // come first, so that they are not cut off.
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
+    if constexpr (kShape.splits()) {
+      add_products(part, cells, kFragments, weights, item);
+      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), item);
+      add_products(part, cells, 0, weights, item);
+    } else {
+      add_products(sum, cells, 0, weights, item);
+    }
+    ptx::commit_warpgroup();
+  }
+
+  // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
+  // out, so that long sums of theirs would be too small. What this addition rounds away goes to the next part.
+  __device__ __forceinline__ void keep_part() {
+#pragma unroll
+    for (int i = 0; i < kPartTiles; ++i) {
+#pragma unroll
+      for (int octet = 0; octet < kOctets; ++octet) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& rest = part[i][octet / kUnitOctets][octet % kUnitOctets][j];
+          float& kept = sum[i][octet / kUnitOctets][octet % kUnitOctets][j];
+          const float added = ptx::waited_for(rest);
+          const float before = kept;
+          kept = before + added;
+          rest = added - (kept - before);
+        }
+      }
+    }
+  }
+
+  // With the fragments from `first` on.
+  template <typename Sums>
+  static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
+                                                      int item) {
 #pragma unroll
     for (int back = 0; back < kLine; ++back) {
       const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
@@ -173,11 +231,10 @@ struct CellTeam {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sum[i][tile], cells[i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+          multiply(sums[i][tile], cells[first + i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
         }
       }
     }
-    ptx::commit_warpgroup();
   }
 
   // Which fragment of a line the first tile's cells read at a distance: the furthest back come first, those of a
@@ -257,7 +314,9 @@ struct StreamReader {
 
   // A chunk's items take turns with two sets of registers.
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
-    if constexpr (kUnrolled) {
+    if constexpr (kShape.splits()) {
+      walk_parts(team, first, second);
+    } else if constexpr (kUnrolled) {
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
         if (item % 2 == 0) {
@@ -275,14 +334,41 @@ struct StreamReader {
       if (kItems % 2 == 1) step(team, first, second, kItems - 1);
     }
   }
+
+  // Where sums of a few products are kept apart, a part is the body of the loop: unrolled, several parts would have
+  // registers of their own.
+  __device__ __forceinline__ void walk_parts(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    constexpr int kPart = kShape.part_items();
+    static_assert(kPart == 1 || kPart % 2 == 0);  // each whole part begins with the same set
+    constexpr int kWhole = kItems / kPart;
+#pragma unroll(kUnrolled ? kWhole + 1 : 1)
+    for (int part = 0; part < kWhole; ++part) walk_part<kPart>(team, first, second, part * kPart);
+    if constexpr (kItems % kPart > 0) walk_part<kItems % kPart>(team, first, second, kWhole * kPart);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void walk_part(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
+                                            int begin) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i % 2 == 0) {
+        step(team, first, second, begin + i);
+      } else {
+        step(team, second, first, begin + i);
+      }
+    }
+    ptx::wait_for_warpgroup<0>();
+    team.keep_part();
+    if constexpr (kShape.splits_late()) CellTeam::split(first, second);
+  }
 };
 
 __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
   CellTeam::Fragments even;
   CellTeam::Fragments odd;
   reader.begin(team, even);
+  if constexpr (kShape.splits_late()) CellTeam::split(even, even);
   // After an odd number of items the next chunk begins with the other set.
-  constexpr int kTurn = kItems % 2 == 1 ? 2 : 1;
+  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : 1;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
     reader.walk_chunk(team, even, odd);

@@ -62,7 +62,7 @@ __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCel
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
                                                const StreamBarriers& barriers, unsigned ring,
                                                RingPlace<kShape.weight_ring>& place) {
-  constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
+  constexpr int kBytesPerBack = kShape.weight_back_pitch() * 16;
   const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
                        rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
 #pragma unroll 1
