@@ -46,6 +46,8 @@ void resolve_all(void* library, Driver& table) {
   resolve(library, "cuFuncGetAttribute", table.function_get_attribute);
   resolve(library, "cuLaunchKernel", table.launch_kernel);
   table.launch_kernel_ex = reinterpret_cast<decltype(table.launch_kernel_ex)>(::dlsym(library, "cuLaunchKernelEx"));
+  table.tensor_map_encode_tiled =
+      reinterpret_cast<decltype(table.tensor_map_encode_tiled)>(::dlsym(library, "cuTensorMapEncodeTiled"));
 }
 
 struct Opened {

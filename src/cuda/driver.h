@@ -87,6 +87,11 @@ struct Driver {
   // Null in drivers older than CUDA 11.8.
   DriverResult (*launch_kernel_ex)(const LaunchConfig* config, DriverFunction function, void** arguments,
                                    void** extra) = nullptr;
+  // Null in drivers older than CUDA 12.
+  DriverResult (*tensor_map_encode_tiled)(void* map, int type, std::uint32_t dimensions, const void* address,
+                                          const std::uint64_t* sizes, const std::uint64_t* strides,
+                                          const std::uint32_t* box, const std::uint32_t* steps, int interleave,
+                                          int swizzle, int promotion, int fill) = nullptr;
 };
 
 // Throws Error, saying why, on a machine where the driver is missing or finds nothing to drive.

@@ -81,6 +81,7 @@ void JitKernel::launch(int device, const LaunchShape& shape, void** arguments, v
   if (result != 0) check(result, "launch " + state_->source.entry + " on GPU " + std::to_string(device));
 }
 
+bool JitKernelWatch::watches() { return t_watch != nullptr; }
 JitKernelWatch::JitKernelWatch() : outer_(std::exchange(t_watch, this)) {}
 JitKernelWatch::~JitKernelWatch() { t_watch = outer_; }
 

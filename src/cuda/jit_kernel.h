@@ -61,6 +61,7 @@ class JitKernelWatch {
   virtual ~JitKernelWatch();
 
   const std::vector<Made>& made() const { return made_; }
+  static bool watches();  // whether one lives on this thread
 
  private:
   friend class JitKernel;

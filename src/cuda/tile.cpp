@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "cuda/jit_kernel.h"
+#include "cuda/tensor_map.h"
 #include "cuda/tile_cost.h"
 #include "cuda/wgmma.h"
 #include "tconv/error.h"
@@ -40,8 +41,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
-  text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " +
-          text_of(s.output_channels_last);
+  text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
+          ", " + text_of(s.output_channels_last);
   return text + "}";
 }
 
@@ -103,7 +104,12 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       "#define kClusterAttribute " +
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
-    source.config += std::string("#define kStoresVectors ") + (shape.store_vector > 0 ? "1" : "0") + "\n";
+    source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
+    source.config += std::string("#define kStoresVectors ") +
+                     (shape.store_vector == 0      ? "0"
+                      : shape.output_channels_last ? "2"
+                                                   : "1") +
+                     "\n";
     source.config += wgmma_from_registers(shape.math, shape.row_unit);
   } else if (shape.warpgroup) {
     source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
@@ -175,12 +181,17 @@ class TileKernel final : public Kernel {
       pack_->launch(device_, pack_grid_, arguments, execution.stream);
     }
     if (pack_) params.weight = buffers.workspace;
-    void* arguments[] = {&params};
-    kernel_.launch(device_,
-                   {.grid_x = static_cast<unsigned>(std::min<long long>(blocks_, shape_.most_blocks)),
-                    .block = static_cast<unsigned>(shape_.threads()),
-                    .overlaps_previous = packs && overlaps_pack_},
-                   arguments, execution.stream);
+    const LaunchShape launch = {.grid_x = static_cast<unsigned>(std::min<long long>(blocks_, shape_.most_blocks)),
+                                .block = static_cast<unsigned>(shape_.threads()),
+                                .overlaps_previous = packs && overlaps_pack_};
+    if (shape_.tensor_copies) {
+      TensorTileParams with_map{params, input_map(input)};
+      void* arguments[] = {&with_map};
+      kernel_.launch(device_, launch, arguments, execution.stream);
+    } else {
+      void* arguments[] = {&params};
+      kernel_.launch(device_, launch, arguments, execution.stream);
+    }
   }
 
   void prepare() const override {
@@ -222,6 +233,18 @@ class TileKernel final : public Kernel {
   }
 
  private:
+  // The input as the copy engine sees it: boxes of cells with a chunk of their channels.
+  TensorMap input_map(const void* input) const {
+    const TileShape& s = shape_;
+    const TileParams& p = params_;
+    return tensor_map({.address = input,
+                       .element_bytes = s.element_bytes,
+                       .sizes = {static_cast<long long>(p.groups) * s.channels, p.input_size[2], p.input_size[1],
+                                 p.input_size[0], p.batch},
+                       .strides = {p.input_strides[4], p.input_strides[3], p.input_strides[2], p.input_strides[0]},
+                       .box = {s.chunk_channels(), s.box(2), s.box(1), s.box(0), s.tile[0]}});
+  }
+
   TileParams params_of(const Problem& problem) const {
     TileParams params{};
     for (int i = 0; i < 5; ++i) {

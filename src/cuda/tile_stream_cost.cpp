@@ -32,6 +32,19 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
   return shape.tile[3] < tile_cells(problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
+// Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
+// the memory in parts.
+double part_line_bytes(const TileShape& shape, const Problem& problem) {
+  if (!shape.output_channels_last) return 0;
+  constexpr double kLine = 128;
+  const double pixel = static_cast<double>(shape.out_channels) * static_cast<double>(problem.groups);
+  const double whole = std::min(kLine, pixel * shape.element_bytes);
+  const double part = static_cast<double>(shape.block_channels) * shape.element_bytes;
+  const auto outputs =
+      static_cast<double>(element_count(shape.gradient ? problem.input_sizes() : problem.output_sizes()));
+  return part < whole ? 0.5 * outputs * shape.element_bytes * (whole / part - 1) : 0;
+}
+
 }  // namespace
 
 // Like tile_seconds, for blocks whose warps have roles. What bounds them is the way of a team from fragments to
@@ -54,9 +67,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double words = shape.element_bytes == 2 && !shape.input_channels_last ? 2 : 1;
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
   // The warps that multiply split fragments, and add up parts while the others' products go on.
-  const double parts = items / shape.part_items() * cell_tiles * shape.rows() / 2;
+  const double kept = items / shape.part_items() * cell_tiles * shape.rows() / 2;
   const double multiply =
-      shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * parts : 0.55 * products + 1.74 * fragments;
+      shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * kept : 0.55 * products + 1.74 * fragments;
   const double copies = 0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_channels()) * shape.copy_places();
 
   const double input_bytes = chunks * shape.input_stage_bytes();
@@ -90,7 +103,8 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = tears_sectors(shape, problem) ? ends : 0;
-  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends) / device.bandwidth;
+  const double parts = part_line_bytes(shape, problem);
+  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends + parts) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;

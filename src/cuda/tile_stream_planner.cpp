@@ -2,6 +2,7 @@
 #include <map>
 #include <utility>
 
+#include "cuda/tensor_map.h"
 #include "cuda/tile_cost.h"
 #include "cuda/tile_cuts.h"
 
@@ -79,9 +80,23 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
   return choices;
 }
 
+// Channels that a thread can store at once; 0: none.
+int channel_vector_of(const TileShape& shape, const Strides& strides) {
+  for (const int slots : shape.slots) {
+    if (slots > 32) return 0;  // a bit each
+  }
+  for (int vector = shape.vector(); vector > 1; vector /= 2) {
+    bool fits = shape.out_channels % vector == 0 && shape.block_channels % (4 * vector) == 0;
+    for (const int d : {0, 2, 3, 4}) fits = fits && strides[d] % vector == 0;
+    if (fits) return vector;
+  }
+  return 0;
+}
+
 // How many neighbouring outputs a thread can store at once; 0: they must meet in shared memory.
 int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
   const Strides& strides = tile_output_strides(problem);
+  if (shape.output_channels_last && aligned) return channel_vector_of(shape, strides);
   const Axis& width = problem.axes[2];
   const int vector = shape.output_step(2);
   if (!aligned || !shape.stays || shape.element_bytes != 4 || strides[4] != 1 || (vector != 2 && vector != 4)) return 0;
@@ -100,6 +115,29 @@ int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned
 constexpr int kLeastRegisters = 64;        // at a kernel's start
 constexpr int kLeastRegistersToStay = 96;  // loaders keep more from tile to tile
 constexpr int kMostCopyPlaces = 6;         // of a thread that loads, in registers
+
+// How the copy engine would see the input; address and batch don't matter here.
+TensorBoxes boxes_of(const Problem& problem, const TileShape& shape) {
+  const Strides& strides = tile_input_strides(problem);
+  const auto size = [&](int axis) { return shape.gradient ? problem.axes[axis].output() : problem.axes[axis].input; };
+  return {.element_bytes = shape.element_bytes,
+          .sizes = {problem.groups * shape.channels, size(2), size(1), size(0), 2},
+          .strides = {strides[4], strides[3], strides[2], strides[0]},
+          .box = {shape.chunk_channels(), shape.box(2), shape.box(1), shape.box(0), shape.tile[0]}};
+}
+
+// Chunks for the copy engine: as many channels as make a whole line of shared memory, where weights of all distances of
+// a line take no more room than a stage should. A chunk ends where its group does.
+bool set_tensor_copies(TileShape& shape, std::int64_t groups) {
+  const int least = static_cast<int>(round_up(shape.channels, 2 * shape.vector()));
+  for (int slabs = shape.line_axis >= 0 ? 4 : 8; slabs >= 2; slabs /= 2) {
+    const int padded = static_cast<int>(round_up(shape.channels, slabs * shape.vector()));
+    if (padded > least || (groups > 1 && padded != shape.channels)) continue;
+    shape.slabs = slabs;
+    return true;
+  }
+  return false;
+}
 
 // Fits rings and residency around rows and cells; false when it cannot be built.
 bool complete_stream(TileShape& shape, const DeviceProperties& device) {
@@ -121,7 +159,8 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
     shape.blocks_per_multiprocessor = blocks;
     const int at_start = shape.registers_at_start();
-    shape.stays = shape.depth_blocks == 1 && at_start >= kLeastRegistersToStay;
+    const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
+    shape.stays = shape.depth_blocks == 1 && at_start >= least_to_stay;
     shape.store_vector = shape.stays ? store_vector : 0;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
@@ -169,9 +208,11 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   base.wide_input = base.input_channels_last || base.granule > 1;
   for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
   base.depth_teams = 1;
+  base.line_axis = line_axis_of(base);
+  // An exported file has launches without tensor maps, which depend on addresses.
+  base.tensor_copies = base.input_channels_last && !device.any_batch && set_tensor_copies(base, problem.groups);
   // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
   if (base.chunks() % base.depth_blocks != 0) return;
-  base.line_axis = line_axis_of(base);
   const std::vector<CellTile> planes =
       base.line_axis < 0 ? std::vector<CellTile>{} : stacked_planes(problem, base.line_axis);
   const auto stacked = [&](const TileShape& shape) {
@@ -208,6 +249,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           shape.stays = shape.depth_blocks == 1;
           shape.store_vector = store_vector_of(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
+          if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;
           shape.most_blocks =
               static_cast<int>(shape.stays ? device.multiprocessors * shape.blocks_per_multiprocessor : kIntMax);

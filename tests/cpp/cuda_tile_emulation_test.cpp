@@ -58,6 +58,7 @@ struct EmulatedTile : testing::Test {
       streams += shape.streams ? 1 : 0;
       stacks += shape.streams && shape.stacks_tiles() ? 1 : 0;
       vectors += shape.store_vector > 0 ? 1 : 0;
+      tensors += shape.tensor_copies ? 1 : 0;
     }
   }
 
@@ -72,6 +73,7 @@ struct EmulatedTile : testing::Test {
   int streams = 0;
   int stacks = 0;
   int vectors = 0;
+  int tensors = 0;
   int stages_left_out = 0;
 };
 
@@ -141,6 +143,33 @@ TEST_F(EmulatedTile, StrictStreams) {
   const std::size_t backward = test::takes_all() ? gradients.size() : 1;
   for (std::size_t i = 0; i < backward; ++i) check(gradients[i], 90, Direction::grad_input);
   EXPECT_GE(streams, static_cast<int>(count + backward));
+}
+
+// Channels-last boxes by the copy engine, and vectors of channels from the sums: kernels with and without lines, gaps
+// between the phases, groups, tails of cells and channels, chunks of 32 to 128 bytes, samples that share a block, one
+// to three axes, two bytes, and in the end blocks of a cluster that share a sum.
+TEST_F(EmulatedTile, ChannelsLast) {
+  const auto last = [](Problem problem, DType dtype = DType::f32) {
+    return in(std::move(problem), dtype, dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
+  };
+  const std::vector<Problem> problems = {
+      last(make(2, 48, 40, 1, {axis(5, 3, 1, 1), axis(19, 3, 1, 1)})),
+      last(make(1, 64, 32, 1, {axis(3, 3, 5, 1), axis(6, 2, 3, 0)})),
+      last(make(2, 72, 48, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}), DType::bf16),
+      last(make(5, 24, 72, 1, {axis(4, 4, 2, 1), axis(5, 4, 2, 1)})),
+      last(make(3, 64, 64, 2, {axis(40, 16, 8, 4)})),
+      last(make(1, 16, 36, 1, {axis(3, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 5, 1, 2)}), DType::f16),
+      last(make(2, 40, 32, 1, {axis(4, 2, 2, 0), axis(3, 3, 2, 1), axis(6, 2, 2, 0)})),
+      last(make(1, 1024, 64, 1, {axis(8, 4, 2, 1), axis(8, 4, 2, 1)})),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    check(problems[i], 90);
+    if (i < 2 || test::takes_all()) check(problems[i], 90, Direction::grad_input);
+  }
+  EXPECT_GE(tensors, static_cast<int>(count));
+  EXPECT_GE(stacks, 1);
+  EXPECT_GE(vectors, static_cast<int>(count));
 }
 
 // Kernel equal to the stride, twice the stride, smaller, in between; dilations; many planes; groups; one to three axes.

@@ -14,6 +14,7 @@
 
 #include "block_emulator.h"
 #include "cpu/scalar.h"
+#include "cuda/tensor_map.h"
 
 #define __device__
 #define __global__
@@ -169,6 +170,11 @@ inline Cell load_16(const void* global) {
   std::memcpy(&cell, global, 16);
   return cell;
 }
+template <std::size_t kWords>
+void store_words(void* global, const unsigned (&words)[kWords]) {
+  if (reinterpret_cast<std::uintptr_t>(global) % sizeof(words) != 0) throw std::runtime_error("a store is not aligned");
+  std::memcpy(global, words, sizeof(words));
+}
 template <int kBytes>
 void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
   out[0] = 0;
@@ -231,6 +237,35 @@ inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned b
   }
   update_barrier(barrier, -bytes, 0);
 }
+// Zeros outside the tensor; the columns of 16 bytes are swapped by bits further up in their address.
+inline void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
+  tconv::cuda::TensorBoxes boxes;
+  std::memcpy(&boxes, map, sizeof(boxes));
+  if (reinterpret_cast<std::uintptr_t>(boxes.address) % 16 != 0 || shared % 128 != 0 ||
+      *std::max_element(boxes.box, boxes.box + 5) > 256)
+    throw std::runtime_error("the copy engine takes no such tensor");
+  const auto row_bytes = static_cast<unsigned>(boxes.box[0] * boxes.element_bytes);
+  unsigned target = shared;
+  for (int row = 0; row < boxes.box[1] * boxes.box[2] * boxes.box[3] * boxes.box[4]; ++row) {
+    const char* source = static_cast<const char*>(boxes.address);
+    bool inside = true;
+    int rest = row;
+    for (int i = 1; i < 5; ++i) {
+      const long long index = at[i] + rest % boxes.box[i];
+      rest /= boxes.box[i];
+      inside = inside && index >= 0 && index < boxes.sizes[i];
+      source += index * boxes.strides[i - 1] * boxes.element_bytes;
+    }
+    for (unsigned byte = 0; byte < row_bytes; ++byte, ++target) {
+      const long long channel = at[0] + static_cast<int>(byte) / boxes.element_bytes;
+      const unsigned swapped = target ^ (target >> 3U & (row_bytes - 1) & 0x70U);
+      const bool exists = inside && channel >= 0 && channel < boxes.sizes[0];
+      *emulation::place(swapped, 1) =
+          exists ? static_cast<unsigned char>(source[at[0] * boxes.element_bytes + static_cast<int>(byte)]) : 0;
+    }
+  }
+  update_barrier(barrier, -static_cast<int>(target - shared), 0);
+}
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
 
@@ -248,11 +283,12 @@ inline float waited_for(float sum) { return sum; }
 inline unsigned round_to_tf32(float value) {
   const unsigned bits = std::bit_cast<unsigned>(value);
   if ((bits & 0x7f800000U) == 0x7f800000U) return bits;
-  return (bits + 0x1000U) & ~0x1fffU;
+  return (bits + 0xfffU + (bits >> 13U & 1U)) & ~0x1fffU;
 }
-inline unsigned nearest_tf32(float value) { return round_to_tf32(value); }
 inline unsigned short round_to_f16(float value) { return tconv::cpu::to_float16(value).bits; }
 inline unsigned short round_to_bf16(float value) { return tconv::cpu::to_bfloat16(value).bits; }
+inline unsigned pack_f16(float low, float high) { return round_to_f16(low) | round_to_f16(high) << 16U; }
+inline unsigned pack_bf16(float low, float high) { return round_to_bf16(low) | round_to_bf16(high) << 16U; }
 inline float widen_f16(unsigned short bits) { return tconv::cpu::to_float(tconv::cpu::Float16{bits}); }
 
 // mma.m16n8: a lane shows its fragments; row r, words w and w + 4 of A are with lane 4 r + w, and likewise columns of

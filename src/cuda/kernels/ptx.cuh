@@ -87,6 +87,19 @@ __device__ __forceinline__ Cell load_16(const void* global) {
   return cell;
 }
 
+// Neighbours in memory by one store: left to itself, the compiler may take several, each with a part of every sector.
+__device__ __forceinline__ void store_words(void* global, const unsigned (&words)[1]) {
+  asm volatile("st.global.b32 [%0], %1;" ::"l"(global), "r"(words[0]) : "memory");
+}
+__device__ __forceinline__ void store_words(void* global, const unsigned (&words)[2]) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(global), "r"(words[0]), "r"(words[1]) : "memory");
+}
+__device__ __forceinline__ void store_words(void* global, const unsigned (&words)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
+
 // Neighbouring bytes as words, two alone in the low half of one.
 template <int kBytes>
 __device__ __forceinline__ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
@@ -174,6 +187,14 @@ __device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, i
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// A box of a tensor of five dimensions, announced to a barrier; `at` counts from the fastest one, and may lie outside.
+__device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(shared),
+      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
+      : "memory");
+}
 // A kernel that was launched while the one before it still ran waits here until its results are there. Before sm_90
 // kernels of a stream never overlap.
 __device__ __forceinline__ void wait_for_previous_kernel() {
@@ -220,22 +241,16 @@ __device__ __forceinline__ void sync_first_threads() {
   asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
-// The nearest TF32 value, ties away from zero, as cuDNN rounds.
+// The nearest TF32 value: ties to even, as cuDNN does on sm_90, by one instruction where there is one, or away from
+// zero.
 __device__ __forceinline__ unsigned round_to_tf32(float value) {
   unsigned bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
-}
-
-// The same by one instruction where there is one, which rounds ties to even.
-__device__ __forceinline__ unsigned nearest_tf32(float value) {
 #if __CUDA_ARCH__ >= 900
-  unsigned bits;
   asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
 #else
-  return round_to_tf32(value);
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
 #endif
+  return bits;
 }
 
 __device__ __forceinline__ unsigned short round_to_f16(float value) {
@@ -247,6 +262,18 @@ __device__ __forceinline__ unsigned short round_to_f16(float value) {
 __device__ __forceinline__ unsigned short round_to_bf16(float value) {
   unsigned short bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// Two values as the halves of a word.
+__device__ __forceinline__ unsigned pack_f16(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 

@@ -126,7 +126,7 @@ __device__ __forceinline__ Cell cell_of(const unsigned* words, int at) {
   for (int word = 0; word < 4; ++word) {
     if constexpr (kShape.element_bytes == 4) {
       const unsigned bits = words[word * kWords + at];
-      cell.word[word] = kRoundsToTf32 ? ptx::nearest_tf32(__uint_as_float(bits)) : bits;
+      cell.word[word] = kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(bits)) : bits;
     } else {
       const unsigned low = words[2 * word * kWords + at / 2];
       const unsigned high = words[(2 * word + 1) * kWords + at / 2];

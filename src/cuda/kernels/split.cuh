@@ -10,7 +10,7 @@ struct SplitWord {
   unsigned small;
 
   __device__ __forceinline__ explicit SplitWord(unsigned bits) {
-    big = ptx::nearest_tf32(__uint_as_float(bits));
+    big = ptx::round_to_tf32(__uint_as_float(bits));
     small = __float_as_uint(__uint_as_float(bits) - __uint_as_float(big));
     if ((big & 0x7f800000u) == 0x7f800000u) {  // infinite, NaN, or rounded up to infinity
       big = bits;
@@ -28,9 +28,9 @@ struct SplitCell {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float value = __uint_as_float(cell.word[i]);
-      big.word[i] = ptx::nearest_tf32(value);
+      big.word[i] = ptx::round_to_tf32(value);
       const float rest = value - __uint_as_float(big.word[i]);
-      small.word[i] = ptx::nearest_tf32(rest);
+      small.word[i] = ptx::round_to_tf32(rest);
       rests += rest;
     }
     if (rests - rests == 0) return;

@@ -109,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
                       : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
                                 : load(in_channel, channel, tap);
         }
-        put(out + slab * kShape.rows() + slot * kShape.block_channels + channel, make_cell(values));
+        put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),
+            make_cell(values));
       }
       // Rows that only fill up the last tile.
       for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;

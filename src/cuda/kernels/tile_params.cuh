@@ -68,7 +68,8 @@ struct TileShape {
   bool stays;
   int most_blocks;
   // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
-  // the cells of a warp fill whole sectors. 0: outputs pass through shared memory.
+  // the cells of a warp fill whole sectors, or (channels-last) of neighbouring channels. 0: outputs pass through shared
+  // memory.
   int store_vector;
 
   int row_tiles;     // row tiles of a team
@@ -86,6 +87,9 @@ struct TileShape {
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
+  // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
+  // that those of neighbouring cells lie on different banks.
+  bool tensor_copies;
   bool output_channels_last;
 
   constexpr int slot_of(int axis, int residue) const {
@@ -157,6 +161,14 @@ struct TileShape {
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
+  // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
+  // stores together are spread over as many eights as it takes.
+  constexpr int row_of_channel(int channel) const {
+    if (!output_channels_last || store_vector <= 2) return channel;
+    const int group = 4 * store_vector;
+    const int within = channel % store_vector;
+    return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
+  }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
@@ -167,6 +179,7 @@ struct TileShape {
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
   constexpr int loading_registers() const {
+    if (tensor_copies) return 40;
     const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
@@ -210,8 +223,10 @@ struct TileShape {
   }
   constexpr int input_stage_bytes() const {
     if (!streams) return slabs * slab_pitch() * 16;
-    return input_channels_last ? box_rows() * box(2) * cell_pitch() : chunk_channels() * channel_pitch();
+    if (tensor_copies) return (box_bytes() + 1023) / 1024 * 1024;  // as the swapping of columns repeats
+    return input_channels_last ? box_bytes() : chunk_channels() * channel_pitch();
   }
+  constexpr int box_bytes() const { return box_rows() * box(2) * cell_pitch(); }  // channels-last
 
   // Streams: a chunk of input as it lies in memory, a box of elements for each channel, or of cells with their
   // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
@@ -236,13 +251,14 @@ struct TileShape {
     return (box(2) + (lead >= 0 ? lead : granule - 1) + granule - 1) / granule * granule;
   }
   constexpr int copy_places() const {
+    if (tensor_copies) return 0;
     return box_rows() * (input_channels_last ? slabs * box(2) : splits_rows() ? box(2) : row_pitch() / granule);
   }
   constexpr int channel_pitch() const {
     const int words = (box_rows() * row_pitch() * element_bytes + 3) / 4;
     return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
   }
-  constexpr int cell_pitch() const { return chunk_channels() * element_bytes + 16; }
+  constexpr int cell_pitch() const { return slabs * 16 + (tensor_copies ? 0 : 16); }
   // Bytes from one cell to the next along an axis of the box.
   constexpr int box_step(int axis) const {
     const int along = input_channels_last ? cell_pitch() : element_bytes;
@@ -366,4 +382,14 @@ struct TileParams {
   int tiles[4];       // blocks along samples, depth, height, width
   int residue_blocks[3];
   int channel_blocks;  // blocks along the output channels of a group
+};
+
+// How the copy engine finds boxes of a tensor; the driver writes it.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+struct TensorTileParams {
+  TileParams tile;
+  TensorMap input;
 };

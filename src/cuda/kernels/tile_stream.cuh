@@ -3,9 +3,15 @@
 // on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
-// The config is tile.cuh's with kBackCells in bytes, and multiply().
+// The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
+// (kTensorCopies) and vectors leave from the sums (kStoresVectors: 0 no, 1 along the width, 2 along the channels).
 #include "split.cuh"
 #include "tile_stream_load.cuh"
+#if kTensorCopies
+#include "tile_stream_tensor.cuh"
+#else
+#include "tile_stream_copies.cuh"
+#endif
 
 constexpr int kThreads = kShape.multiplying_threads();
 constexpr int kRowTiles = kShape.row_tiles;
@@ -55,7 +61,10 @@ struct CellTeam {
   // Where factors are split: the sum of a few products, on its way to `sum`.
   static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
   float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
-  unsigned at[kPlaces][2];  // bytes from the box's first element to this thread's two cells and first channel
+  // Bytes from the box's first element to this thread's two cells and first channel, or (tensor copies) to the cell
+  // whose 16 bytes it names to the others of its warp.
+  static constexpr int kNamed = kShape.tensor_copies ? 1 : 2;
+  unsigned at[kPlaces][kNamed];
   int first_column;
   static constexpr int depth_team = 0;
 
@@ -63,13 +72,15 @@ struct CellTeam {
     const int lane = threadIdx.x % 32;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
-    const int channel =
-        kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
+    const int channel = kShape.tensor_copies         ? 0
+                        : kShape.input_channels_last ? lane % 4 * 4
+                                                     : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
 #pragma unroll
     for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const CellPlace place = cell_place(column(i) + half * 8);
+      for (int half = 0; half < kNamed; ++half) {
+        const int named = kShape.tensor_copies ? column(i) - lane / 4 + lane % 16 : column(i) + half * 8;
+        const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
         at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
                       w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
@@ -94,9 +105,14 @@ struct CellTeam {
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
+      if constexpr (kShape.tensor_copies) {
+        load_named(out[i], stage + at[kPlaces > 1 ? i : 0][0] + offset + i * kShape.line_step(), step);
+        continue;
+      }
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][word % 2] + offset + i * kShape.line_step();
+        const unsigned cell =
+            stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset + i * kShape.line_step();
         if constexpr (kShape.input_channels_last) {
           out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
         } else if constexpr (kShape.element_bytes == 4) {
@@ -119,6 +135,14 @@ struct CellTeam {
         out[(kShape.weight_parts() - 1) * kFragments + i][word] = parts.small;
       }
     }
+  }
+  // The same by the lanes of a warp together, each of which names 16 bytes: sixteen cells, and the next vector of
+  // channels for all of them. Where they lie is the copy engine's rule: three bits of the address from bits further up.
+  static __device__ __forceinline__ void load_named(unsigned (&out)[4], unsigned cell, int step) {
+    const unsigned vector = (cell >> 3 & (kShape.slabs - 1) * 16) ^ (step * 2 + threadIdx.x % 32 / 16) * 16;
+    ptx::load_matrices(out, cell ^ vector);
+#pragma unroll
+    for (unsigned& word : out) word = rounded(word);
   }
   static __device__ __forceinline__ unsigned rounded(unsigned word) {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
@@ -184,8 +208,11 @@ struct CellTeam {
 };
 
 #include "tile_store.cuh"
-#if kStoresVectors
 #include "tile_stream_store.cuh"
+#if kStoresVectors == 1
+#include "tile_stream_store_width.cuh"
+#elif kStoresVectors == 2
+#include "tile_stream_store_channels.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -322,8 +349,9 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
 }
 
 extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
-    tconv_tile(const __grid_constant__ TileParams params) {
-  extern __shared__ __align__(128) unsigned char shared_memory[];
+    tconv_tile(const __grid_constant__ StreamParams stream) {
+  const TileParams& params = tile_params(stream);
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
   const unsigned input_ring = ptx::shared_address(shared_memory);
   const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
   const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
@@ -345,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     if (loader < kInputThreads) {
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
-          [&](int tile) { stream_input(params, TilePlace(params, tile), barriers, input_ring, loader, slot); });
+          [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
     } else if (loader == kInputThreads) {
       ptx::wait_for_previous_kernel();
       RingPlace<kShape.weight_ring> slot;
@@ -364,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
 #if kStoresVectors
-    store_directly(params, place.rows, place.cells, team);
+    store_directly(VectorStore(params, place.rows, place.cells), team);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);

@@ -1,86 +1,32 @@
-// From the accumulators of a streaming block straight to the output: no thread waits for another. Only where phases
-// along the width make vectors; single outputs would leave in pieces of a sector.
+// From the accumulators of a streaming block straight to the output, in vectors: no thread waits for another. What is
+// stored together is said by tile_stream_store_width.cuh or tile_stream_store_channels.cuh.
 #pragma once
 
-__device__ __forceinline__ void store_vector(float* out, const float (&values)[2]) {
-  *reinterpret_cast<float2*>(out) = {values[0], values[1]};
+template <int kCount>
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[kCount]) {
+  unsigned words[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
+  ptx::store_words(out, words);
 }
-__device__ __forceinline__ void store_vector(float* out, const float (&values)[4]) {
-  *reinterpret_cast<float4*>(out) = {values[0], values[1], values[2], values[3]};
+template <int kCount>
+__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
+  unsigned words[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i)
+    words[i] = kShape.math == TileMath::f16 ? ptx::pack_f16(values[2 * i], values[2 * i + 1])
+                                            : ptx::pack_bf16(values[2 * i], values[2 * i + 1]);
+  ptx::store_words(out, words);
 }
 
-// Outputs of the phases of one cell along the width, a vector at a time.
-struct CellStore {
-  static constexpr int kVector = kShape.store_vector;
-
-  const TileParams& params;
-  const BlockRows& rows;
-  const BlockCells& cells;
-  int channels;  // of the block that exist
-
-  // All channels of one cell of a tile; `half` says which of the thread's two.
-  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place,
-                                        Element* output) const {
-    if (cells.first[0] + place.at[0] >= params.batch) return;
-    // Every residue of a span has a slot here.
-    const auto site = [&](int axis, int slot) {
-      return output_site(params, rows, cells, axis, place.at[1 + axis] * kShape.span[axis] + slot);
-    };
-    output += place.at[0] * params.output_strides[0];
-#pragma unroll
-    for (int sd = 0; sd < kShape.slots[0]; ++sd) {
-      const OutputSite d = site(0, sd);
-      if (!d.inside) continue;
-#pragma unroll
-      for (int sh = 0; sh < kShape.slots[1]; ++sh) {
-        const OutputSite h = site(1, sh);
-        if (!h.inside) continue;
-#pragma unroll
-        for (int sw = 0; sw < kShape.slots[2]; sw += kVector) {
-          const OutputSite w = site(2, sw);
-          if (!w.inside) continue;
-          store_channels(team, tile, half, (sd * kShape.slots[1] + sh) * kShape.slots[2] + sw,
-                         output + d.place + h.place + w.place);
-        }
-      }
-    }
-  }
-
- private:
-  __device__ __forceinline__ void store_channels(const CellTeam& team, int tile, int half, int slot,
-                                                 Element* output) const {
-    const int lane_channel = threadIdx.x % 4 * 2;
-    const long long stride = params.output_strides[1];
-    output += lane_channel * stride;
-#pragma unroll
-    for (int octet = 0; octet < kShape.block_channels / 8; ++octet) {
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const int channel = octet * 8 + lane_channel + side;
-        if (channel >= channels) return;
-        const float bias = bias_of(params, rows, channel);
-        float values[kVector];
-#pragma unroll
-        for (int i = 0; i < kVector; ++i)
-          values[i] = team.octet(tile, (slot + i) * kShape.block_channels / 8 + octet)[half * 2 + side] + bias;
-        store_vector(output + (octet * 8 + side) * stride, values);
-      }
-    }
-  }
-};
-
-__device__ __forceinline__ void store_directly(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                               const CellTeam& team) {
-  const CellStore store{params, rows, cells, min(kShape.block_channels, kShape.out_channels - rows.first_channel)};
-  Element* const output =
-      static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
-      (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+template <typename Store>
+__device__ __forceinline__ void store_directly(const Store& store, const CellTeam& team) {
 #pragma unroll
   for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const CellPlace place = cell_place(team.column(tile) + half * 8);
-      if (place.exists) store.store(team, tile, half, place, output);
+      if (place.exists) store.store(team, tile, half, place);
     }
   }
 }

@@ -1,0 +1,120 @@
+// Vectors of neighbouring channels of a channels-last pixel: four threads fill whole sectors.
+#pragma once
+
+#include "tile_stream_store.cuh"
+
+// Outputs of one cell, a vector at a time.
+struct VectorStore {
+  static constexpr int kVector = kShape.store_vector;
+  static constexpr int kGroups = kShape.block_channels / (4 * kVector);  // of four threads' vectors
+
+  const TileParams& params;
+  const BlockRows& rows;
+  const BlockCells& cells;
+  Element* origin;  // the output of the tile's first cell and residue, which may lie outside, and its first channel
+  int channels;     // of the block that exist
+  bool whole;       // all outputs of the tile are inside
+
+  __device__ __forceinline__ VectorStore(const TileParams& tile_params, const BlockRows& block_rows,
+                                         const BlockCells& block_cells)
+      : params(tile_params), rows(block_rows), cells(block_cells) {
+    channels = min(kShape.block_channels, kShape.out_channels - rows.first_channel);
+    origin = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+             static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel;
+    whole = cells.first[0] + kShape.tile[0] <= params.batch;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      const int first = first_output(axis);
+      origin += first * params.output_strides[2 + axis];
+      const int last = first + (kShape.tile[1 + axis] - 1) * kShape.output_step(axis) + kShape.span[axis] - 1;
+      whole = whole && first >= 0 && last < params.output_size[axis] &&
+              rows.first_residue[axis] + kShape.span[axis] <= kShape.output_step(axis);
+    }
+  }
+  __device__ __forceinline__ int first_output(int axis) const {
+    return cells.first[1 + axis] * kShape.output_step(axis) + rows.first_residue[axis] - output_pad(params, axis);
+  }
+
+  // A bit for each slot of an axis whose output exists.
+  __device__ __forceinline__ unsigned inside(int axis, int cell) const {
+    unsigned bits = 0;
+#pragma unroll
+    for (int slot = 0; slot < kShape.slots[axis]; ++slot)
+      bits |= output_site(params, rows, cells, axis, cell * kShape.span[axis] + kShape.residue_of(axis, slot)).inside
+              << slot;
+    return bits;
+  }
+  // Inside a tile distances are 32-bit: the planner sees to that.
+  __device__ __forceinline__ int distance(int axis, int outputs) const {
+    return outputs * static_cast<int>(params.output_strides[2 + axis]);
+  }
+
+  // All outputs of one cell of a tile; `half` says which of the thread's two.
+  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place) const {
+    unsigned exists[3] = {~0u, ~0u, ~0u};
+    if (!whole) {
+      if (cells.first[0] + place.at[0] >= params.batch) return;
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) exists[axis] = inside(axis, place.at[1 + axis]);
+    }
+    int from = place.at[0] * static_cast<int>(params.output_strides[0]);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) from += distance(axis, place.at[1 + axis] * kShape.output_step(axis));
+    Element* const first = origin + from;
+#pragma unroll
+    for (int slot = 0; slot < kShape.all_slots(); ++slot) {
+      const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
+                            slot % kShape.slots[2]};
+      if ((exists[0] >> slots[0] & exists[1] >> slots[1] & exists[2] >> slots[2] & 1) == 0) continue;
+      int to = 0;
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) to += distance(axis, kShape.residue_of(axis, slots[axis]));
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        // Which channels lie where is row_of_channel's.
+        const int octet = slot * kShape.block_channels / 8 + group * kVector / 2;
+        float values[kVector];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) values[i] = team.octet(tile, octet + i / 2)[half * 2 + i % 2];
+        store_group(first + to, group, values);
+      }
+    }
+    if constexpr (kHasGaps) store_gaps(first, place);
+  }
+
+ private:
+  // Adds the bias.
+  __device__ __forceinline__ void store_group(Element* pixel, int group, float (&values)[kVector]) const {
+    const int channel = (group * 4 + threadIdx.x % 4) * kVector;
+    if (channel >= channels) return;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values[i] += bias_of(params, rows, channel + i);
+    store_vector(pixel + channel, values);
+  }
+
+  // Outputs of no phase.
+  __device__ __forceinline__ void store_gaps(Element* first, const CellPlace& place) const {
+#pragma unroll 1
+    for (int residue = 0; residue < kShape.span[0] * kShape.span[1] * kShape.span[2]; ++residue) {
+      const int at[3] = {residue / (kShape.span[2] * kShape.span[1]), residue / kShape.span[2] % kShape.span[1],
+                         residue % kShape.span[2]};
+      bool wanted = true;
+      bool has_phase = true;
+      Element* pixel = first;
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) {
+        const OutputSite site =
+            output_site(params, rows, cells, axis, place.at[1 + axis] * kShape.span[axis] + at[axis]);
+        wanted = wanted && site.inside;
+        has_phase = has_phase && site.slot >= 0;
+        pixel += distance(axis, at[axis]);
+      }
+      if (!wanted || has_phase) continue;
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        float values[kVector] = {};
+        store_group(pixel, group, values);
+      }
+    }
+  }
+};
