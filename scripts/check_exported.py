@@ -73,12 +73,14 @@ def load(path: Path) -> ModuleType:
 def sets_of(module: ModuleType) -> list[tuple[str, tuple[str, ...]]]:
     """Each set once: the kind of GPU, and its pieces."""
     found = {(gpu, pieces) for layer in module.LAYERS for (gpu, _), pieces in layer["sets"].items()}
-    found |= {("ampere", (f"general_{kind}", f"bias_{kind}")) for kind in module.ELEMENTS.values()}
-    return sorted(found)
+    names = ("forward", "grad_input", "grad_weight", "grad_bias")
+    found |= {("ampere", tuple(f"{name}_{kind}" for name in names)) for kind in module.ELEMENTS.values()}
+    directions = (module.FORWARD, module.GRAD_INPUT)
+    return sorted({(gpu, module.pieces_for(first, pieces)) for gpu, pieces in found for first in directions})
 
 
 def text_of(module: ModuleType, pieces: tuple[str, ...]) -> str:
-    return module.expand("\n".join(module.PIECES[name] for name in ("begin", *pieces, "end")))
+    return module.expand("\n".join(module.PIECES[name] for name in ("begin", *pieces)))
 
 
 class Nvrtc:

@@ -190,6 +190,10 @@ void execute(const Geometry<std::int64_t>& geometry, Direction direction, const 
   run(*chosen, call.buffers, call.execution);
 }
 
+double expected_seconds(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
+  return plan_of(problem_of(geometry, direction, operands), device_for(operands.output)).expected_seconds;
+}
+
 Race race_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, int most_cuts) {
   const c10::OptionalDeviceGuard guard(operands.output.device());
   const Call call = call_of(geometry, direction, operands);

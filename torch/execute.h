@@ -31,6 +31,9 @@ struct Kept {
 void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands,
              Kept* kept = nullptr);
 
+// What the plan of a run is expected to take; 0: it has no estimate.
+double expected_seconds(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands);
+
 // Times the ways to compute it against each other. The tensor that the direction names is overwritten.
 Race race_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, int most_cuts);
 

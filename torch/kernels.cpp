@@ -8,6 +8,7 @@
 #include <optional>
 #include <tuple>
 
+#include "beside.h"
 #include "execute.h"
 #include "fresh.h"
 #include "geometry.h"
@@ -38,22 +39,32 @@ Tensor real_forward(const IntGeometry& g, const Tensor& input, const Tensor& wei
   return output;
 }
 
+// Short gradients leave a GPU half empty, one after the other: both are computed at the same time. Long ones fill it,
+// and would only take each other's caches.
+bool run_together(const IntGeometry& g, const Operands& for_input, const Operands& for_weight) {
+  constexpr double kShort = 150e-6;
+  if (!for_input.output.is_cuda() || autotuning()) return false;
+  return expected_seconds(g, Direction::grad_input, for_input) < kShort &&
+         expected_seconds(g, Direction::grad_weight, for_weight) < kShort;
+}
+
 Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
                         at::MemoryFormat format, Mask mask) {
   Gradients result;
   auto& [grad_input, grad_weight, grad_bias] = result;
-  if (mask[0]) {
-    grad_input = empty_like_type(input, input.sizes(), format);
-    if (grad_input.numel() > 0) execute(g, Direction::grad_input, {grad_input, weight, {}, grad_output});
+  if (mask[0]) grad_input = empty_like_type(input, input.sizes(), format);
+  if (mask[1]) grad_weight = empty_like_type(weight, weight.sizes(), format);
+  const Operands for_input{grad_input, weight, {}, grad_output};
+  const Operands for_weight{input, grad_weight, {}, grad_output};
+  std::optional<Beside> beside;
+  if (mask[0] && mask[1] && input.numel() > 0 && run_together(g, for_input, for_weight)) {
+    beside.emplace(grad_output.device());
+    execute(g, Direction::grad_weight, for_weight);
+    beside->leave();
   }
-  if (mask[1]) {
-    grad_weight = empty_like_type(weight, weight.sizes(), format);
-    if (input.numel() > 0) {
-      execute(g, Direction::grad_weight, {input, grad_weight, {}, grad_output});
-    } else {
-      grad_weight.zero_();
-    }
-  }
+  if (mask[0] && input.numel() > 0) execute(g, Direction::grad_input, for_input);
+  if (mask[1] && input.numel() > 0 && !beside) execute(g, Direction::grad_weight, for_weight);
+  if (mask[1] && input.numel() == 0) grad_weight.zero_();
   if (mask[2]) {
     grad_bias = at::empty({g.out_channels}, grad_output.options());
     if (grad_output.numel() > 0) {

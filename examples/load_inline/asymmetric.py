@@ -1,8 +1,14 @@
 """nn.ConvTranspose2d: its transposed convolutions as CUDA kernels, in one file.
 
 ModelNew takes the arguments of the original, has the same parameters from the same seed, and computes the same outputs
-and gradients. Kernels are compiled by torch.utils.cpp_extension.load_inline when they are first needed: with CUDA 11.7
-or later, PyTorch 1.13 or later, and no other package. Written by tconv 0.1.0 (python -m tconv export).
+and gradients. It needs an NVIDIA GPU, PyTorch 1.13 or later, CUDA 11.7 or later with nvcc, and no other package.
+Kernels are compiled by torch.utils.cpp_extension.load_inline when they are first needed, the gradients apart from
+forward, and kept on disk by PyTorch. Written by tconv 0.1.0 (python -m tconv export).
+
+What follows: Python that compiles, checks and calls (Compiling, Calls, Gradients), the layer in place of
+nn.ConvTranspose (The layer), the model itself (The model), and the CUDA source (Data): PIECES has, for each direction
+and kind of GPU, the constants of a layer's kernels and the function that launches them, FILES the device code that
+they include.
 
 The index mathematics. Along each axis, with input length I, kernel K, stride s, padding p, output padding q and
 dilation d,
@@ -17,8 +23,9 @@ are inserted anywhere. The gradient of the input is the same map read the other 
 w[k] dy[i s - p + k d]; the gradient of the weight is dw[k] = sum over samples and i of x[i] dy[i s - p + k d]; that of
 the bias is the sum of dy.
 
-The layer: n8 c24->40 i48x80 k3x5 s2x3 p1x2 op1x2 d2x3 with bias, float32; output [98, 248].
-Height: 2 phases, 1 with taps; width: 3 phases, 1 with taps.
+The layer: n8 c24->40 i48x80 k3x5 s2x3 p1x2 op1x2 d2x3 with bias, float32
+(n samples, c channels, i input, k kernel, s stride, p padding, op output padding, d dilation, g groups).
+Output [8, 40, 98, 248]; phases along each axis: height 2 (1 with taps), width 3 (1 with taps).
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
     forward: tile (1 phases x 40 channels by 1x1x2x28 cells, depth 8x9 of 24x15, streams to warpgroups 1x1x1 of
         40x64, 600 blocks (3 per multiprocessor), 57 KiB shared, weights packed) [Hopper, TF32]
@@ -126,10 +133,16 @@ def compiler_flags(gpu):
     return flags
 
 
+def pieces_for(direction, pieces):
+    """Those of a layer's four pieces that are compiled together: forward alone, so that a model that is never trained
+    waits for nothing else, and the gradients."""
+    return (pieces[0], "end_forward") if direction == FORWARD else (*pieces[1:], "end_gradients")
+
+
 @functools.lru_cache(None)
 def compile_set(pieces, gpu):
-    """Compiles the pieces of a set, one for each direction. PyTorch keeps the result on disk."""
-    text = expand("\n".join([PIECES["begin"], *(PIECES[name] for name in pieces), PIECES["end"]]))
+    """Compiles a set of pieces. PyTorch keeps the result on disk."""
+    text = expand("\n".join(PIECES[name] for name in ("begin", *pieces)))
     host = expand(HOST)
     flags = compiler_flags(gpu)
     name = "tconv_" + hashlib.sha256("\n".join([text, host, *flags]).encode()).hexdigest()[:16]
@@ -151,10 +164,13 @@ def compile_set(pieces, gpu):
 # --- Calls ----------------------------------------------------------------------------------------------------------
 
 
+MIXED_SWITCHES = contextlib.suppress(RuntimeError)  # the older switch can't tell what the newer one was set to
+
+
 def tf32_allowed():
     """PyTorch's switch: torch.backends.cudnn.allow_tf32, or the newer one, which knows convolutions apart."""
-    with contextlib.suppress(RuntimeError):  # the older switch can't tell what the newer one was set to
-        return torch.backends.cudnn.allow_tf32
+    with MIXED_SWITCHES:
+        return torch._C._get_cudnn_allow_tf32()
     return torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
@@ -189,52 +205,56 @@ class Call:
         if self.made_for is not None and self.numbers[0] > self.made_for["most_samples"]:
             self.made_for = None
         self.layer = struct.pack("22q", *self.numbers)
-        self.sets = {}
+        self.known = {}
 
-    def kernels(self, tensor):
-        """For a tensor's device and type: the compiled set, the layer that it was made for (None: any) and, for each
-        direction, the size of its workspace."""
-        key = (tensor.device, tensor.dtype, tf32_allowed())
-        found = self.sets.get(key)
+    def prepared(self, direction, tensor):
+        """What runs a direction on a tensor's device and type: the compiled set, whether it adds a bias (None: if there
+        is one), and the elements of its workspace. Compiled when it is first asked for."""
+        key = (direction, tensor.device, tensor.dtype, tf32_allowed())
+        found = self.known.get(key)
         if found is None:
-            kernels, made = self.choose(*key)
-            sizes = [kernels.workspace(direction, self.layer) for direction in range(4)]
-            found = self.sets[key] = (kernels, made, [-(-size // tensor.element_size()) for size in sizes])
+            require_gpu(tensor)
+            kernels, bias = self.choose(*key)
+            workspace = -(-kernels.workspace(direction, self.layer) // tensor.element_size())
+            found = self.known[key] = (kernels, bias, workspace)
         return found
 
-    def choose(self, device, dtype, tf32):
+    def choose(self, direction, device, dtype, tf32):
         gpu = choose_gpu(capability_of(device), toolkit_version())
-        made = self.made_for
-        if gpu == "general" or made is None or made["dtype"] != ELEMENTS[dtype]:
-            return compile_set(("general_" + ELEMENTS[dtype], "bias_" + ELEMENTS[dtype]), gpu), None
+        element, made = ELEMENTS[dtype], self.made_for
+        if gpu == "general" or made is None or made["dtype"] != element:
+            names = ("forward_", "grad_input_", "grad_weight_", "grad_bias_")
+            return compile_set(pieces_for(direction, [name + element for name in names]), gpu), None
         precision = "tf32" if tf32 and dtype == torch.float32 else "strict"
-        return compile_set(made["sets"][gpu, precision], gpu), made
+        return compile_set(pieces_for(direction, made["sets"][gpu, precision]), gpu), made["bias"]
 
     def compute(self, direction, first, second, bias=None):
         """Reads input and weight, output gradient and weight, input and output gradient, or the output gradient."""
-        require_gpu(first)
-        result = first.new_empty(self.shapes[direction])
         if self.numbers[0] == 0:
-            return result.zero_()
-        kernels, made, sizes = self.kernels(first)
+            require_gpu(first)
+            return first.new_zeros(self.shapes[direction])
+        kernels, adds_bias, size = self.prepared(direction, first)
+        result = first.new_empty(self.shapes[direction])
         later = None
-        if direction == FORWARD and made is not None and made["bias"] != (bias is not None):
+        if direction == FORWARD and adds_bias is not None and adds_bias != (bias is not None):
             # The kernel was made for a layer that has a bias, or for one that has none.
             later, bias = (bias, None) if bias is not None else (None, first.new_zeros(self.shapes[GRAD_BIAS]))
-        first, second, bias = dense(first), dense(second), bias if bias is None else dense(bias)
+        first, a = dense(first)
+        second, b = dense(second)
+        bias, c = (None, 0) if bias is None else dense(bias)
+        out = result.data_ptr()
+        workspace = first.new_empty(size) if size else None
         if direction == FORWARD:
-            tensors = [first, second, bias, result]
+            addresses = (a, b, c, out)
         elif direction == GRAD_INPUT:
-            tensors = [result, second, None, first]
+            addresses = (out, b, 0, a)
         elif direction == GRAD_WEIGHT:
-            tensors = [first, result, None, second]
+            addresses = (a, out, 0, b)
         else:
-            tensors = [None, None, result, first]
-        tensors.append(first.new_empty(sizes[direction]) if sizes[direction] else None)
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        launch(kernels, direction, addresses, self.layer, first.device)
+            addresses = (0, 0, out, a)
+        launch(kernels, direction, (*addresses, workspace.data_ptr() if size else 0), self.layer, first.device)
         if later is not None:
-            result += later.reshape(-1, *[1] * (result.dim() - 2))
+            result += later.detach().reshape(-1, *[1] * (result.dim() - 2))
         return result
 
 
@@ -247,20 +267,19 @@ def require_gpu(tensor):
 
 
 def launch(kernels, direction, addresses, layer, device):
-    if device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return launch(kernels, direction, addresses, layer, device)
     stream = torch._C._cuda_getCurrentRawStream(device.index)  # torch.cuda.current_stream() makes an object of it
-    failure = kernels.run(direction, *addresses, layer, stream)
+    failure = kernels.run(direction, *addresses, layer, device.index, stream)
     if failure:
         raise RuntimeError("a transposed convolution could not be launched: " + failure)
-    return None
 
 
 def dense(tensor):
-    """Without gaps, and aligned as the kernels' vectors of 16 bytes need it."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+    """A tensor without gaps, aligned as the kernels' vectors of 16 bytes need it, and its address."""
+    address = tensor.data_ptr()
+    if address % 16 or not tensor.is_contiguous():
+        tensor = tensor.contiguous() if address % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
+        address = tensor.data_ptr()
+    return tensor, address
 
 
 call_of = functools.lru_cache(4096)(Call)
@@ -271,12 +290,22 @@ call_of = functools.lru_cache(4096)(Call)
 # differentiated again.
 
 
+def conv_transpose(x, weight, bias, call):
+    """The output. Kernels run first, and autograd hears of it while they do: a GPU that waits has no other work."""
+    result = call.compute(FORWARD, x, weight, bias)
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return ConvTransposeFunction.apply(x, weight, bias, call, [result])
+    return result
+
+
 class ConvTransposeFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, call):
+    def forward(ctx, x, weight, bias, call, results):
         ctx.save_for_backward(x, weight)
         ctx.call = call
-        return call.compute(FORWARD, x, weight, bias)
+        return results.pop()
 
     @staticmethod
     def backward(ctx, grad):
@@ -286,6 +315,7 @@ class ConvTransposeFunction(torch.autograd.Function):
             GradInputFunction.apply(grad, weight, ctx.call) if wants[0] else None,
             GradWeightFunction.apply(x, grad, ctx.call) if wants[1] else None,
             GradBiasFunction.apply(grad, ctx.call) if wants[2] else None,
+            None,
             None,
         )
 
@@ -302,7 +332,7 @@ class GradInputFunction(torch.autograd.Function):
         grad, weight = ctx.saved_tensors
         wants = ctx.needs_input_grad
         return (
-            ConvTransposeFunction.apply(x, weight, None, ctx.call) if wants[0] else None,
+            conv_transpose(x, weight, None, ctx.call) if wants[0] else None,
             GradWeightFunction.apply(x, grad, ctx.call) if wants[1] else None,
             None,
         )
@@ -321,7 +351,7 @@ class GradWeightFunction(torch.autograd.Function):
         wants = ctx.needs_input_grad
         return (
             GradInputFunction.apply(grad, weight, ctx.call) if wants[0] else None,
-            ConvTransposeFunction.apply(x, weight, None, ctx.call) if wants[1] else None,
+            conv_transpose(x, weight, None, ctx.call) if wants[1] else None,
             None,
         )
 
@@ -417,27 +447,30 @@ class ConvTransposeNd(nn.Module):
         return found
 
     def forward(self, x, output_size=None):
-        weight, bias = self.weight, self.bias
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
+        if weight is None:  # worked out anew for every call, as under weight_norm
+            weight = self.weight
         if torch.is_autocast_enabled() and x.is_cuda and x.dtype != torch.float64:
             dtype = torch.get_autocast_gpu_dtype()
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        if x.dtype not in ELEMENTS:
-            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {x.dtype}")
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device):
-                raise RuntimeError(
-                    f"input and {name} must have one type and device, got {x.dtype} on {x.device} and "
-                    f"{tensor.dtype} on {tensor.device}"
-                )
+        dtype, device = x.dtype, x.device
+        if dtype not in ELEMENTS:
+            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {dtype}")
+        if weight.dtype != dtype or weight.device != device:
+            self.refuse("weight", weight, x)
+        if bias is not None and (bias.dtype != dtype or bias.device != device):
+            self.refuse("bias", bias, x)
         if x.dim() == self.rank + 1:
             return self.forward(x.unsqueeze(0), output_size).squeeze(0)
         padding = self.output_padding if output_size is None else self.output_padding_for(x, output_size)
         call = call_of(x.shape, weight.shape, self.stride, self.padding, padding, self.dilation, self.groups)
-        if torch.is_grad_enabled() and (
-            x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        ):
-            return ConvTransposeFunction.apply(x, weight, bias, call)
-        return call.compute(FORWARD, x, weight, bias)
+        return conv_transpose(x, weight, bias, call)
+
+    def refuse(self, name, tensor, x):
+        raise RuntimeError(
+            f"input and {name} must have one type and device, got {x.dtype} on {x.device} and "
+            f"{tensor.dtype} on {tensor.device}"
+        )
 
 
 class ConvTranspose1d(ConvTransposeNd):
@@ -495,7 +528,9 @@ def get_init_inputs():
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
-# The layers that kernels were made for: their numbers as Call has them, without the batch, and their sets.
+# The layers that kernels were made for. Their numbers: channels in and out, groups, and for each axis
+# (depth, height, width) input, kernel, stride, dilation, padding and output. Their sets: pieces, by GPU and
+# precision.
 LAYERS = [
     {
         "numbers": [24, 40, 1, 1, 1, 1, 1, 0, 1, 48, 3, 2, 2, 1, 98, 80, 5, 3, 3, 2, 248],
@@ -507,25 +542,25 @@ LAYERS = [
                 "forward_hopper_tf32",
                 "grad_input_hopper_tf32",
                 "grad_weight_hopper_tf32",
-                "bias_F32",
+                "grad_bias_F32",
             ),
             ("hopper", "strict"): (
                 "forward_hopper_strict",
                 "grad_input_hopper_strict",
                 "grad_weight_hopper_strict",
-                "bias_F32",
+                "grad_bias_F32",
             ),
             ("ampere", "tf32"): (
                 "forward_ampere_tf32",
                 "grad_input_ampere_tf32",
                 "grad_weight_ampere_tf32",
-                "bias_F32",
+                "grad_bias_F32",
             ),
             ("ampere", "strict"): (
                 "forward_ampere_strict",
                 "grad_input_ampere_strict",
                 "grad_weight_ampere_strict",
-                "bias_F32",
+                "grad_bias_F32",
             ),
         },
     },
@@ -552,9 +587,9 @@ static void* pointer(Address address) { return reinterpret_cast<void*>(address);
 
 // An empty text, or what went wrong.
 std::string run(int direction, Address input, Address weight, Address bias, Address output, Address workspace,
-                const std::string& layer, Address stream) {
+                const std::string& layer, int device, Address stream) {
   const Tensors tensors = {pointer(input), pointer(weight), pointer(bias), pointer(output), pointer(workspace)};
-  const int error = launch_direction(direction, tensors, layer_of(layer), pointer(stream));
+  const int error = launch_on(device, direction, tensors, layer_of(layer), pointer(stream));
   return error == 0 ? std::string() : error_text(error);
 }
 
@@ -567,25 +602,6 @@ PIECES["begin"] = r"""
 #include "interface.h"
 #include "launch.cuh"
 """
-PIECES["end"] = r"""
-int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream) {
-  switch (direction) {
-    case kForward: return forward(tensors, layer, stream);
-    case kGradInput: return grad_input(tensors, layer, stream);
-    case kGradWeight: return grad_weight(tensors, layer, stream);
-    default: return grad_bias(tensors, layer, stream);
-  }
-}
-
-long long workspace_bytes(int direction, const Layer& layer) {
-  switch (direction) {
-    case kForward: return forward_workspace(layer);
-    case kGradInput: return grad_input_workspace(layer);
-    case kGradWeight: return grad_weight_workspace(layer);
-    default: return grad_bias_workspace(layer);
-  }
-}
-"""
 PIECES["forward_hopper_tf32"] = r"""
 // forward, tile: 1 phases x 40 channels by 1x1x2x28 cells, depth 8x9 of 24x15, streams to warpgroups 1x1x1 of 40x64,
 // 600 blocks (3 per multiprocessor), 57 KiB shared, weights packed
@@ -595,12 +611,13 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
-    4, 1, false, 2147483647, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false};
+    4, 1, false, 2147483647, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false, false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kTensorCopies 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {%0, %1, "
@@ -615,6 +632,7 @@ constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kTensorCopies
 #undef kStoresVectors
 }  // namespace forward_1_kernel
 
@@ -624,12 +642,13 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
-    4, 1, false, 2147483647, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false};
+    4, 1, false, 2147483647, 0, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false, false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kTensorCopies 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {%0, %1, "
@@ -644,6 +663,7 @@ __device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kTensorCopies
 #undef kStoresVectors
 }  // namespace forward_2_kernel
 
@@ -715,13 +735,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
     1, 1}, {1, 1, 3, 80}, 24, true, true, 24, 4, 2, 2, 4, -1, true, 132, 0, 1, 8, 1, 4, 1, 1, 2, 15, 0, true, 1,
-    true, false, true, false};
+    true, false, true, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 2016, 2028, 2040, 2052, 2064, 4032, 4044, 4056,
     4068, 4080, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 12, 24, 36, 48, 2016, 2028, 2040, 2052, 2064, 4032, 4044, 4056, 4068, 4080, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kTensorCopies 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
@@ -734,6 +755,7 @@ constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kTensorCopies
 #undef kStoresVectors
 }  // namespace grad_input_1_kernel
 
@@ -743,13 +765,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
     1, 1}, {1, 1, 3, 80}, 24, true, true, 24, 4, 2, 2, 4, -1, true, 132, 0, 1, 8, 1, 4, 1, 1, 2, 15, 0, true, 1,
-    true, false, true, false};
+    true, false, true, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 2016, 2028, 2040, 2052, 2064, 4032, 4044, 4056,
     4068, 4080, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 12, 24, 36, 48, 2016, 2028, 2040, 2052, 2064, 4032, 4044, 4056, 4068, 4080, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kTensorCopies 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {%0, %1, "
@@ -762,6 +785,7 @@ __device__ __forceinline__ void multiply(float (&d)[3][4], const unsigned (&a)[4
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kTensorCopies
 #undef kStoresVectors
 }  // namespace grad_input_2_kernel
 
@@ -941,7 +965,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 16, false, false, 0, 0, 0,
-    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
@@ -959,7 +983,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 16, false, false, 0, 0, 0,
-    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
@@ -1039,7 +1063,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
     1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 8, 2, 1, 4, 1, 2, 15, 3,
-    true, 1, false, false, false, false};
+    true, 1, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
@@ -1201,7 +1225,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1219,7 +1243,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1299,7 +1323,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
     1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3,
-    true, 2, true, false, false, false};
+    true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1317,7 +1341,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
     1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3,
-    true, 2, true, false, false, false};
+    true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1489,7 +1513,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1507,7 +1531,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false};
+    0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1587,7 +1611,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
     1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3,
-    true, 2, true, false, false, false};
+    true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1605,7 +1629,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
     1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 2, 4, 1, 2, 15, 3,
-    true, 2, true, false, false, false};
+    true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1768,7 +1792,31 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer&) { return 1769472; }
 """
-PIECES["general_F64"] = r"""
+PIECES["end_forward"] = r"""
+int launch_direction(int, const Tensors& tensors, const Layer& layer, void* stream) {
+  return forward(tensors, layer, stream);
+}
+
+long long workspace_bytes(int, const Layer& layer) { return forward_workspace(layer); }
+"""
+PIECES["end_gradients"] = r"""
+int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream) {
+  switch (direction) {
+    case kGradInput: return grad_input(tensors, layer, stream);
+    case kGradWeight: return grad_weight(tensors, layer, stream);
+    default: return grad_bias(tensors, layer, stream);
+  }
+}
+
+long long workspace_bytes(int direction, const Layer& layer) {
+  switch (direction) {
+    case kGradInput: return grad_input_workspace(layer);
+    case kGradWeight: return grad_weight_workspace(layer);
+    default: return grad_bias_workspace(layer);
+  }
+}
+"""
+PIECES["forward_F64"] = r"""
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F64;
@@ -1784,7 +1832,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long forward_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_input_F64"] = r"""
 namespace grad_input_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F64;
@@ -1800,7 +1849,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_weight_F64"] = r"""
 namespace grad_weight_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F64;
@@ -1815,7 +1865,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
 """
-PIECES["bias_F64"] = r"""
+PIECES["grad_bias_F64"] = r"""
 namespace bias_first {
 struct F64; struct F32; struct F16; struct BF16;
 using In = F64;
@@ -1862,7 +1912,7 @@ int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
   return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
 }
 """
-PIECES["general_F32"] = r"""
+PIECES["forward_F32"] = r"""
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F32;
@@ -1878,7 +1928,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long forward_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_input_F32"] = r"""
 namespace grad_input_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F32;
@@ -1894,7 +1945,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_weight_F32"] = r"""
 namespace grad_weight_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F32;
@@ -1909,7 +1961,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
 """
-PIECES["bias_F32"] = r"""
+PIECES["grad_bias_F32"] = r"""
 namespace bias_first {
 struct F64; struct F32; struct F16; struct BF16;
 using In = F32;
@@ -1956,7 +2008,7 @@ int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
   return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
 }
 """
-PIECES["general_F16"] = r"""
+PIECES["forward_F16"] = r"""
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F16;
@@ -1972,7 +2024,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long forward_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_input_F16"] = r"""
 namespace grad_input_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F16;
@@ -1988,7 +2041,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_weight_F16"] = r"""
 namespace grad_weight_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = F16;
@@ -2003,7 +2057,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
 """
-PIECES["bias_F16"] = r"""
+PIECES["grad_bias_F16"] = r"""
 namespace bias_first {
 struct F64; struct F32; struct F16; struct BF16;
 using In = F16;
@@ -2050,7 +2104,7 @@ int grad_bias(const Tensors& tensors, const Layer& layer, void* stream) {
   return bias_second::run(tensors.workspace, tensors.bias, layer.out_channels, parts, 1, 0, parts, 1, stream);
 }
 """
-PIECES["general_BF16"] = r"""
+PIECES["forward_BF16"] = r"""
 namespace forward_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = BF16;
@@ -2066,7 +2120,8 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long forward_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_input_BF16"] = r"""
 namespace grad_input_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = BF16;
@@ -2082,7 +2137,8 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 }
 
 long long grad_input_workspace(const Layer&) { return 0; }
-
+"""
+PIECES["grad_weight_BF16"] = r"""
 namespace grad_weight_kernel {
 struct F64; struct F32; struct F16; struct BF16;
 using Element = BF16;
@@ -2097,7 +2153,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 
 long long grad_weight_workspace(const Layer& layer) { return grad_weight_kernel::sums_bytes(layer); }
 """
-PIECES["bias_BF16"] = r"""
+PIECES["grad_bias_BF16"] = r"""
 namespace bias_first {
 struct F64; struct F32; struct F16; struct BF16;
 using In = BF16;
@@ -2728,6 +2784,19 @@ __device__ __forceinline__ Cell load_16(const void* global) {
   return cell;
 }
 
+// Neighbours in memory by one store: left to itself, the compiler may take several, each with a part of every sector.
+__device__ __forceinline__ void store_words(void* global, const unsigned (&words)[1]) {
+  asm volatile("st.global.b32 [%0], %1;" ::"l"(global), "r"(words[0]) : "memory");
+}
+__device__ __forceinline__ void store_words(void* global, const unsigned (&words)[2]) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(global), "r"(words[0]), "r"(words[1]) : "memory");
+}
+__device__ __forceinline__ void store_words(void* global, const unsigned (&words)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
+
 // Neighbouring bytes as words, two alone in the low half of one.
 template <int kBytes>
 __device__ __forceinline__ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) {
@@ -2815,6 +2884,14 @@ __device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, i
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// A box of a tensor of five dimensions, announced to a barrier; `at` counts from the fastest one, and may lie outside.
+__device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(shared),
+      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
+      : "memory");
+}
 // A kernel that was launched while the one before it still ran waits here until its results are there. Before sm_90
 // kernels of a stream never overlap.
 __device__ __forceinline__ void wait_for_previous_kernel() {
@@ -2855,22 +2932,16 @@ __device__ __forceinline__ void sync_first_threads() {
   asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
-// The nearest TF32 value, ties away from zero, as cuDNN rounds.
+// The nearest TF32 value: ties to even, as cuDNN does on sm_90, by one instruction where there is one, or away from
+// zero.
 __device__ __forceinline__ unsigned round_to_tf32(float value) {
   unsigned bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
-}
-
-// The same by one instruction where there is one, which rounds ties to even.
-__device__ __forceinline__ unsigned nearest_tf32(float value) {
 #if __CUDA_ARCH__ >= 900
-  unsigned bits;
   asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
 #else
-  return round_to_tf32(value);
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
 #endif
+  return bits;
 }
 
 __device__ __forceinline__ unsigned short round_to_f16(float value) {
@@ -2882,6 +2953,18 @@ __device__ __forceinline__ unsigned short round_to_f16(float value) {
 __device__ __forceinline__ unsigned short round_to_bf16(float value) {
   unsigned short bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// Two values as the halves of a word.
+__device__ __forceinline__ unsigned pack_f16(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 
@@ -3426,7 +3509,7 @@ __device__ __forceinline__ Cell cell_of(const unsigned* words, int at) {
   for (int word = 0; word < 4; ++word) {
     if constexpr (kShape.element_bytes == 4) {
       const unsigned bits = words[word * kWords + at];
-      cell.word[word] = kRoundsToTf32 ? ptx::nearest_tf32(__uint_as_float(bits)) : bits;
+      cell.word[word] = kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(bits)) : bits;
     } else {
       const unsigned low = words[2 * word * kWords + at / 2];
       const unsigned high = words[(2 * word + 1) * kWords + at / 2];
@@ -4297,9 +4380,9 @@ struct SplitCell {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float value = __uint_as_float(cell.word[i]);
-      big.word[i] = ptx::nearest_tf32(value);
+      big.word[i] = ptx::round_to_tf32(value);
       const float rest = value - __uint_as_float(big.word[i]);
-      small.word[i] = ptx::nearest_tf32(rest);
+      small.word[i] = ptx::round_to_tf32(rest);
       rests += rest;
     }
     if (rests - rests == 0) return;
@@ -5336,7 +5419,7 @@ __global__ void __launch_bounds__(kPackThreads, 4)
                       : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
                                 : load(in_channel, channel, tap);
         }
-        out[slab * kShape.rows() + slot * kShape.block_channels + channel] = make_cell(values);
+        out[slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel)] = make_cell(values);
       }
       // Rows that only fill up the last tile.
       for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;
@@ -5417,7 +5500,8 @@ struct TileShape {
   bool stays;
   int most_blocks;
   // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
-  // the cells of a warp fill whole sectors. 0: outputs pass through shared memory.
+  // the cells of a warp fill whole sectors, or (channels-last) of neighbouring channels. 0: outputs pass through shared
+  // memory.
   int store_vector;
 
   int row_tiles;     // row tiles of a team
@@ -5435,6 +5519,9 @@ struct TileShape {
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
+  // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
+  // that those of neighbouring cells lie on different banks.
+  bool tensor_copies;
   bool output_channels_last;
 
   constexpr int slot_of(int axis, int residue) const {
@@ -5506,6 +5593,14 @@ struct TileShape {
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
+  // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
+  // stores together are spread over as many eights as it takes.
+  constexpr int row_of_channel(int channel) const {
+    if (!output_channels_last || store_vector <= 2) return channel;
+    const int group = 4 * store_vector;
+    const int within = channel % store_vector;
+    return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
+  }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
@@ -5516,6 +5611,7 @@ struct TileShape {
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
   constexpr int loading_registers() const {
+    if (tensor_copies) return 40;
     const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
@@ -5559,8 +5655,10 @@ struct TileShape {
   }
   constexpr int input_stage_bytes() const {
     if (!streams) return slabs * slab_pitch() * 16;
-    return input_channels_last ? box_rows() * box(2) * cell_pitch() : chunk_channels() * channel_pitch();
+    if (tensor_copies) return (box_bytes() + 1023) / 1024 * 1024;  // as the swapping of columns repeats
+    return input_channels_last ? box_bytes() : chunk_channels() * channel_pitch();
   }
+  constexpr int box_bytes() const { return box_rows() * box(2) * cell_pitch(); }  // channels-last
 
   // Streams: a chunk of input as it lies in memory, a box of elements for each channel, or of cells with their
   // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
@@ -5585,13 +5683,14 @@ struct TileShape {
     return (box(2) + (lead >= 0 ? lead : granule - 1) + granule - 1) / granule * granule;
   }
   constexpr int copy_places() const {
+    if (tensor_copies) return 0;
     return box_rows() * (input_channels_last ? slabs * box(2) : splits_rows() ? box(2) : row_pitch() / granule);
   }
   constexpr int channel_pitch() const {
     const int words = (box_rows() * row_pitch() * element_bytes + 3) / 4;
     return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
   }
-  constexpr int cell_pitch() const { return chunk_channels() * element_bytes + 16; }
+  constexpr int cell_pitch() const { return slabs * 16 + (tensor_copies ? 0 : 16); }
   // Bytes from one cell to the next along an axis of the box.
   constexpr int box_step(int axis) const {
     const int along = input_channels_last ? cell_pitch() : element_bytes;
@@ -5702,6 +5801,16 @@ struct TileParams {
   int tiles[4];       // blocks along samples, depth, height, width
   int residue_blocks[3];
   int channel_blocks;  // blocks along the output channels of a group
+};
+
+// How the copy engine finds boxes of a tensor; the driver writes it.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+struct TensorTileParams {
+  TileParams tile;
+  TensorMap input;
 };
 """
 FILES["tile_place.cuh"] = r"""
@@ -6043,8 +6152,14 @@ FILES["tile_stream.cuh"] = r"""
 // on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
-// The config is tile.cuh's with kBackCells in bytes, and multiply().
+// The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
+// (kTensorCopies) and vectors leave from the sums (kStoresVectors: 0 no, 1 along the width, 2 along the channels).
 #include "tile_stream_load.cuh"
+#if kTensorCopies
+#include "tile_stream_tensor.cuh"
+#else
+#include "tile_stream_copies.cuh"
+#endif
 
 constexpr int kThreads = kShape.multiplying_threads();
 constexpr int kRowTiles = kShape.row_tiles;
@@ -6091,7 +6206,10 @@ struct CellTeam {
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
-  unsigned at[kPlaces][2];  // bytes from the box's first element to this thread's two cells and first channel
+  // Bytes from the box's first element to this thread's two cells and first channel, or (tensor copies) to the cell
+  // whose 16 bytes it names to the others of its warp.
+  static constexpr int kNamed = kShape.tensor_copies ? 1 : 2;
+  unsigned at[kPlaces][kNamed];
   int first_column;
   static constexpr int depth_team = 0;
 
@@ -6099,13 +6217,15 @@ struct CellTeam {
     const int lane = threadIdx.x % 32;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
-    const int channel =
-        kShape.input_channels_last ? lane % 4 * 4 : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
+    const int channel = kShape.tensor_copies         ? 0
+                        : kShape.input_channels_last ? lane % 4 * 4
+                                                     : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
 #pragma unroll
     for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const CellPlace place = cell_place(column(i) + half * 8);
+      for (int half = 0; half < kNamed; ++half) {
+        const int named = kShape.tensor_copies ? column(i) - lane / 4 + lane % 16 : column(i) + half * 8;
+        const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
         at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
                       w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
@@ -6129,9 +6249,14 @@ struct CellTeam {
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
+      if constexpr (kShape.tensor_copies) {
+        load_named(out[i], stage + at[kPlaces > 1 ? i : 0][0] + offset + i * kShape.line_step(), step);
+        continue;
+      }
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][word % 2] + offset + i * kShape.line_step();
+        const unsigned cell =
+            stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset + i * kShape.line_step();
         if constexpr (kShape.input_channels_last) {
           out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
         } else if constexpr (kShape.element_bytes == 4) {
@@ -6142,6 +6267,14 @@ struct CellTeam {
         }
       }
     }
+  }
+  // The same by the lanes of a warp together, each of which names 16 bytes: sixteen cells, and the next vector of
+  // channels for all of them. Where they lie is the copy engine's rule: three bits of the address from bits further up.
+  static __device__ __forceinline__ void load_named(unsigned (&out)[4], unsigned cell, int step) {
+    const unsigned vector = (cell >> 3 & (kShape.slabs - 1) * 16) ^ (step * 2 + threadIdx.x % 32 / 16) * 16;
+    ptx::load_matrices(out, cell ^ vector);
+#pragma unroll
+    for (unsigned& word : out) word = rounded(word);
   }
   static __device__ __forceinline__ unsigned rounded(unsigned word) {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
@@ -6173,8 +6306,11 @@ struct CellTeam {
 };
 
 #include "tile_store.cuh"
-#if kStoresVectors
 #include "tile_stream_store.cuh"
+#if kStoresVectors == 1
+#include "tile_stream_store_width.cuh"
+#elif kStoresVectors == 2
+#include "tile_stream_store_channels.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -6282,8 +6418,9 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
 }
 
 __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiprocessor) kClusterAttribute
-    tconv_tile(const __grid_constant__ TileParams params) {
-  extern __shared__ __align__(128) unsigned char shared_memory[];
+    tconv_tile(const __grid_constant__ StreamParams stream) {
+  const TileParams& params = tile_params(stream);
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
   const unsigned input_ring = ptx::shared_address(shared_memory);
   const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
   const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
@@ -6305,7 +6442,7 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
     if (loader < kInputThreads) {
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
-          [&](int tile) { stream_input(params, TilePlace(params, tile), barriers, input_ring, loader, slot); });
+          [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
     } else if (loader == kInputThreads) {
       ptx::wait_for_previous_kernel();
       RingPlace<kShape.weight_ring> slot;
@@ -6324,7 +6461,7 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
 #if kStoresVectors
-    store_directly(params, place.rows, place.cells, team);
+    store_directly(VectorStore(params, place.rows, place.cells), team);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
@@ -6332,65 +6469,14 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
   });
 }
 """
-FILES["tile_stream_load.cuh"] = r"""
-// The warps of a streaming block that only load: boxes of input as they lie in memory, by asynchronous copies some
-// chunks ahead, and stages of packed weights by the copy engine.
+FILES["tile_stream_copies.cuh"] = r"""
+// Boxes of input as they lie in memory, by asynchronous copies of single threads.
 
-#include "tile_element.cuh"
-#include "tile_place.cuh"
+#include "tile_stream_load.cuh"
 
-constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
+using StreamParams = TileParams;
+__device__ __forceinline__ const TileParams& tile_params(const StreamParams& params) { return params; }
 
-// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
-struct StreamBarriers {
-  unsigned base;
-
-  __device__ __forceinline__ unsigned input_full(int slot) const { return base + slot * 8; }
-  __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
-  __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
-  __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
-
-  // By one thread. A warp that multiplies arrives once when it is done with a slot.
-  __device__ __forceinline__ void init() const {
-    constexpr int kWarps = kShape.multiplying_threads() / 32;
-#pragma unroll
-    for (int slot = 0; slot < kShape.input_ring; ++slot) {
-      ptx::init_barrier(input_full(slot), kInputThreads);
-      ptx::init_barrier(input_empty(slot), kWarps);
-    }
-#pragma unroll
-    for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), 1);
-      ptx::init_barrier(weight_empty(slot), kWarps);
-    }
-    ptx::publish_barriers();
-  }
-};
-
-// A place in a ring, and which time around. Waiting for an empty slot costs nothing the first time around: before a
-// barrier's first phase ends, the phase before it counts as over.
-template <int kSlots>
-struct RingPlace {
-  int slot = 0;
-  int parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot < kSlots) return;
-    slot = 0;
-    parity ^= 1;
-  }
-};
-
-// The first element of the box along an axis. It may lie outside the tensor.
-__device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
-  return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
-                         : cells.first[1 + axis] - kShape.halo(axis);
-}
-// How many elements the first copy of a row begins before the box.
-__device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
-  if (kShape.lead >= 0) return kShape.lead;
-  return box_begin(params, cells, 2) & (kShape.granule - 1);
-}
 // Where copies begin along an axis.
 __device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
   return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
@@ -6491,7 +6577,67 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Til
     base += kShape.chunk_channels() * params.input_strides[1];
   }
 }
+"""
+FILES["tile_stream_load.cuh"] = r"""
+// The warps of a streaming block that only load, some chunks ahead: what they have in common, and stages of packed
+// weights by the copy engine. The input comes by tile_stream_copies.cuh or tile_stream_tensor.cuh.
 
+#include "tile_element.cuh"
+#include "tile_place.cuh"
+
+constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
+constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
+
+// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+struct StreamBarriers {
+  unsigned base;
+
+  __device__ __forceinline__ unsigned input_full(int slot) const { return base + slot * 8; }
+  __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
+  __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+
+  // By one thread. A warp that multiplies arrives once when it is done with a slot.
+  __device__ __forceinline__ void init() const {
+    constexpr int kWarps = kShape.multiplying_threads() / 32;
+#pragma unroll
+    for (int slot = 0; slot < kShape.input_ring; ++slot) {
+      ptx::init_barrier(input_full(slot), kInputArrivals);
+      ptx::init_barrier(input_empty(slot), kWarps);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kShape.weight_ring; ++slot) {
+      ptx::init_barrier(weight_full(slot), 1);
+      ptx::init_barrier(weight_empty(slot), kWarps);
+    }
+    ptx::publish_barriers();
+  }
+};
+
+// A place in a ring, and which time around. Waiting for an empty slot costs nothing the first time around: before a
+// barrier's first phase ends, the phase before it counts as over.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot < kSlots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+// The first element of the box along an axis. It may lie outside the tensor.
+__device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
+  return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
+                         : cells.first[1 + axis] - kShape.halo(axis);
+}
+// How many elements the first copy of a row begins before the box.
+__device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
+  if (kShape.lead >= 0) return kShape.lead;
+  return box_begin(params, cells, 2) & (kShape.granule - 1);
+}
 // One thread asks for all weights.
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
                                                const StreamBarriers& barriers, unsigned ring,
@@ -6514,34 +6660,190 @@ __device__ __forceinline__ void stream_weights(const TileParams& params, int blo
 }
 """
 FILES["tile_stream_store.cuh"] = r"""
-// From the accumulators of a streaming block straight to the output: no thread waits for another. Only where phases
-// along the width make vectors; single outputs would leave in pieces of a sector.
+// From the accumulators of a streaming block straight to the output, in vectors: no thread waits for another. What is
+// stored together is said by tile_stream_store_width.cuh or tile_stream_store_channels.cuh.
 
-__device__ __forceinline__ void store_vector(float* out, const float (&values)[2]) {
-  *reinterpret_cast<float2*>(out) = {values[0], values[1]};
+template <int kCount>
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[kCount]) {
+  unsigned words[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
+  ptx::store_words(out, words);
 }
-__device__ __forceinline__ void store_vector(float* out, const float (&values)[4]) {
-  *reinterpret_cast<float4*>(out) = {values[0], values[1], values[2], values[3]};
+template <int kCount>
+__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
+  unsigned words[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i)
+    words[i] = kShape.math == TileMath::f16 ? ptx::pack_f16(values[2 * i], values[2 * i + 1])
+                                            : ptx::pack_bf16(values[2 * i], values[2 * i + 1]);
+  ptx::store_words(out, words);
 }
+
+template <typename Store>
+__device__ __forceinline__ void store_directly(const Store& store, const CellTeam& team) {
+#pragma unroll
+  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const CellPlace place = cell_place(team.column(tile) + half * 8);
+      if (place.exists) store.store(team, tile, half, place);
+    }
+  }
+}
+"""
+FILES["tile_stream_store_channels.cuh"] = r"""
+// Vectors of neighbouring channels of a channels-last pixel: four threads fill whole sectors.
+
+#include "tile_stream_store.cuh"
+
+// Outputs of one cell, a vector at a time.
+struct VectorStore {
+  static constexpr int kVector = kShape.store_vector;
+  static constexpr int kGroups = kShape.block_channels / (4 * kVector);  // of four threads' vectors
+
+  const TileParams& params;
+  const BlockRows& rows;
+  const BlockCells& cells;
+  Element* origin;  // the output of the tile's first cell and residue, which may lie outside, and its first channel
+  int channels;     // of the block that exist
+  bool whole;       // all outputs of the tile are inside
+
+  __device__ __forceinline__ VectorStore(const TileParams& tile_params, const BlockRows& block_rows,
+                                         const BlockCells& block_cells)
+      : params(tile_params), rows(block_rows), cells(block_cells) {
+    channels = min(kShape.block_channels, kShape.out_channels - rows.first_channel);
+    origin = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+             static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel;
+    whole = cells.first[0] + kShape.tile[0] <= params.batch;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      const int first = first_output(axis);
+      origin += first * params.output_strides[2 + axis];
+      const int last = first + (kShape.tile[1 + axis] - 1) * kShape.output_step(axis) + kShape.span[axis] - 1;
+      whole = whole && first >= 0 && last < params.output_size[axis] &&
+              rows.first_residue[axis] + kShape.span[axis] <= kShape.output_step(axis);
+    }
+  }
+  __device__ __forceinline__ int first_output(int axis) const {
+    return cells.first[1 + axis] * kShape.output_step(axis) + rows.first_residue[axis] - output_pad(params, axis);
+  }
+
+  // A bit for each slot of an axis whose output exists.
+  __device__ __forceinline__ unsigned inside(int axis, int cell) const {
+    unsigned bits = 0;
+#pragma unroll
+    for (int slot = 0; slot < kShape.slots[axis]; ++slot)
+      bits |= output_site(params, rows, cells, axis, cell * kShape.span[axis] + kShape.residue_of(axis, slot)).inside
+              << slot;
+    return bits;
+  }
+  // Inside a tile distances are 32-bit: the planner sees to that.
+  __device__ __forceinline__ int distance(int axis, int outputs) const {
+    return outputs * static_cast<int>(params.output_strides[2 + axis]);
+  }
+
+  // All outputs of one cell of a tile; `half` says which of the thread's two.
+  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place) const {
+    unsigned exists[3] = {~0u, ~0u, ~0u};
+    if (!whole) {
+      if (cells.first[0] + place.at[0] >= params.batch) return;
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) exists[axis] = inside(axis, place.at[1 + axis]);
+    }
+    int from = place.at[0] * static_cast<int>(params.output_strides[0]);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) from += distance(axis, place.at[1 + axis] * kShape.output_step(axis));
+    Element* const first = origin + from;
+#pragma unroll
+    for (int slot = 0; slot < kShape.all_slots(); ++slot) {
+      const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
+                            slot % kShape.slots[2]};
+      if ((exists[0] >> slots[0] & exists[1] >> slots[1] & exists[2] >> slots[2] & 1) == 0) continue;
+      int to = 0;
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) to += distance(axis, kShape.residue_of(axis, slots[axis]));
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        // Which channels lie where is row_of_channel's.
+        const int octet = slot * kShape.block_channels / 8 + group * kVector / 2;
+        float values[kVector];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) values[i] = team.octet(tile, octet + i / 2)[half * 2 + i % 2];
+        store_group(first + to, group, values);
+      }
+    }
+    if constexpr (kHasGaps) store_gaps(first, place);
+  }
+
+ private:
+  // Adds the bias.
+  __device__ __forceinline__ void store_group(Element* pixel, int group, float (&values)[kVector]) const {
+    const int channel = (group * 4 + threadIdx.x % 4) * kVector;
+    if (channel >= channels) return;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values[i] += bias_of(params, rows, channel + i);
+    store_vector(pixel + channel, values);
+  }
+
+  // Outputs of no phase.
+  __device__ __forceinline__ void store_gaps(Element* first, const CellPlace& place) const {
+#pragma unroll 1
+    for (int residue = 0; residue < kShape.span[0] * kShape.span[1] * kShape.span[2]; ++residue) {
+      const int at[3] = {residue / (kShape.span[2] * kShape.span[1]), residue / kShape.span[2] % kShape.span[1],
+                         residue % kShape.span[2]};
+      bool wanted = true;
+      bool has_phase = true;
+      Element* pixel = first;
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) {
+        const OutputSite site =
+            output_site(params, rows, cells, axis, place.at[1 + axis] * kShape.span[axis] + at[axis]);
+        wanted = wanted && site.inside;
+        has_phase = has_phase && site.slot >= 0;
+        pixel += distance(axis, at[axis]);
+      }
+      if (!wanted || has_phase) continue;
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        float values[kVector] = {};
+        store_group(pixel, group, values);
+      }
+    }
+  }
+};
+"""
+FILES["tile_stream_store_width.cuh"] = r"""
+// Vectors of neighbouring phases along the width; single outputs would leave in pieces of a sector.
+
+#include "tile_stream_store.cuh"
 
 // Outputs of the phases of one cell along the width, a vector at a time.
-struct CellStore {
+struct VectorStore {
   static constexpr int kVector = kShape.store_vector;
 
   const TileParams& params;
   const BlockRows& rows;
   const BlockCells& cells;
-  int channels;  // of the block that exist
+  Element* output;  // of the first sample and channel
+  int channels;     // of the block that exist
+
+  __device__ __forceinline__ VectorStore(const TileParams& tile_params, const BlockRows& block_rows,
+                                         const BlockCells& block_cells)
+      : params(tile_params), rows(block_rows), cells(block_cells) {
+    channels = min(kShape.block_channels, kShape.out_channels - rows.first_channel);
+    output = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+             (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+  }
 
   // All channels of one cell of a tile; `half` says which of the thread's two.
-  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place,
-                                        Element* output) const {
+  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place) const {
     if (cells.first[0] + place.at[0] >= params.batch) return;
     // Every residue of a span has a slot here.
     const auto site = [&](int axis, int slot) {
       return output_site(params, rows, cells, axis, place.at[1 + axis] * kShape.span[axis] + slot);
     };
-    output += place.at[0] * params.output_strides[0];
+    Element* const sample = output + place.at[0] * params.output_strides[0];
 #pragma unroll
     for (int sd = 0; sd < kShape.slots[0]; ++sd) {
       const OutputSite d = site(0, sd);
@@ -6555,7 +6857,7 @@ struct CellStore {
           const OutputSite w = site(2, sw);
           if (!w.inside) continue;
           store_channels(team, tile, half, (sd * kShape.slots[1] + sh) * kShape.slots[2] + sw,
-                         output + d.place + h.place + w.place);
+                         sample + d.place + h.place + w.place);
         }
       }
     }
@@ -6563,10 +6865,10 @@ struct CellStore {
 
  private:
   __device__ __forceinline__ void store_channels(const CellTeam& team, int tile, int half, int slot,
-                                                 Element* output) const {
+                                                 Element* pixel) const {
     const int lane_channel = threadIdx.x % 4 * 2;
     const long long stride = params.output_strides[1];
-    output += lane_channel * stride;
+    pixel += lane_channel * stride;
 #pragma unroll
     for (int octet = 0; octet < kShape.block_channels / 8; ++octet) {
 #pragma unroll
@@ -6578,25 +6880,36 @@ struct CellStore {
 #pragma unroll
         for (int i = 0; i < kVector; ++i)
           values[i] = team.octet(tile, (slot + i) * kShape.block_channels / 8 + octet)[half * 2 + side] + bias;
-        store_vector(output + (octet * 8 + side) * stride, values);
+        store_vector(pixel + (octet * 8 + side) * stride, values);
       }
     }
   }
 };
+"""
+FILES["tile_stream_tensor.cuh"] = r"""
+// Boxes of channels-last input by the copy engine: one thread asks for them.
 
-__device__ __forceinline__ void store_directly(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
-                                               const CellTeam& team) {
-  const CellStore store{params, rows, cells, min(kShape.block_channels, kShape.out_channels - rows.first_channel)};
-  Element* const output =
-      static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
-      (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
-#pragma unroll
-  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const CellPlace place = cell_place(team.column(tile) + half * 8);
-      if (place.exists) store.store(team, tile, half, place, output);
-    }
+#include "tile_stream_load.cuh"
+
+using StreamParams = TensorTileParams;
+__device__ __forceinline__ const TileParams& tile_params(const StreamParams& params) { return params.tile; }
+
+__device__ __forceinline__ void stream_input(const StreamParams& stream, const TilePlace& tile,
+                                             const StreamBarriers& barriers, unsigned ring, int thread,
+                                             RingPlace<kShape.input_ring>& place) {
+  if (thread != 0) return;
+  const TileParams& params = stream.tile;
+  const BlockCells& cells = tile.cells;
+  int at[5] = {tile.rows.group * kShape.channels + tile.rank * kShape.block_chunks() * kShape.chunk_channels(),
+               box_begin(params, cells, 2), box_begin(params, cells, 1), box_begin(params, cells, 0), cells.first[0]};
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    const unsigned full = barriers.input_full(place.slot);
+    ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
+    ptx::expect_bytes(full, kShape.box_bytes());
+    ptx::copy_tensor(ring + place.slot * kShape.input_stage_bytes(), &stream.input, at, full);
+    place.advance();
+    at[0] += kShape.chunk_channels();
   }
 }
 """
@@ -7102,6 +7415,7 @@ struct Tensors {
 
 // Zero, or the error of the CUDA runtime.
 int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream);
+int launch_on(int device, int direction, const Tensors& tensors, const Layer& layer, void* stream);
 long long workspace_bytes(int direction, const Layer& layer);
 const char* error_text(int error);
 """
@@ -7164,6 +7478,17 @@ int launch(void (*kernel)(Params...), dim3 grid, unsigned block, size_t shared_b
 }
 
 }  // namespace
+
+// With the GPU that has the tensors, which need not be the thread's current one.
+int launch_on(int device, int direction, const Tensors& tensors, const Layer& layer, void* stream) {
+  int current = 0;
+  if (const cudaError_t error = cudaGetDevice(&current)) return static_cast<int>(error);
+  if (current == device) return launch_direction(direction, tensors, layer, stream);
+  if (const cudaError_t error = cudaSetDevice(device)) return static_cast<int>(error);
+  const int failed = launch_direction(direction, tensors, layer, stream);
+  const cudaError_t restored = cudaSetDevice(current);
+  return failed != 0 ? failed : static_cast<int>(restored);
+}
 
 const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 """

@@ -1,7 +1,8 @@
-"""The CUDA text of one set of kernels: a layer in one type, one precision, on one kind of GPU, in all directions.
+"""The CUDA text of sets of kernels: a layer in one type, one precision, on one kind of GPU, forward or the gradients.
 
-A set is a text that includes the library's device files by name; an exported file carries each of these once and puts
-them in place itself. Every kernel lives in a namespace of its own, with its own constants in front of the files.
+A set is made of pieces, one for each direction. A piece includes the library's device files by name; an exported file
+carries each of these once and puts them in place itself. Every kernel lives in a namespace of its own, with its own
+constants in front of the files.
 """
 
 from __future__ import annotations
@@ -147,10 +148,18 @@ constexpr int kRows = 2;
     return text + part("grad_bias.cuh")
 
 
-DISPATCH = """\
+# What the C++ part calls, in a set for the forward direction and in one for the gradients.
+ENDS = {
+    "end_forward": """\
+int launch_direction(int, const Tensors& tensors, const Layer& layer, void* stream) {
+  return forward(tensors, layer, stream);
+}
+
+long long workspace_bytes(int, const Layer& layer) { return forward_workspace(layer); }
+""",
+    "end_gradients": """\
 int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream) {
   switch (direction) {
-    case kForward: return forward(tensors, layer, stream);
     case kGradInput: return grad_input(tensors, layer, stream);
     case kGradWeight: return grad_weight(tensors, layer, stream);
     default: return grad_bias(tensors, layer, stream);
@@ -159,13 +168,13 @@ int launch_direction(int direction, const Tensors& tensors, const Layer& layer, 
 
 long long workspace_bytes(int direction, const Layer& layer) {
   switch (direction) {
-    case kForward: return forward_workspace(layer);
     case kGradInput: return grad_input_workspace(layer);
     case kGradWeight: return grad_weight_workspace(layer);
     default: return grad_bias_workspace(layer);
   }
 }
-"""
+""",
+}
 
 
 def pieces(problem: Problem, *, gpu: str, dtype: str, precision: str, bias: bool) -> dict[str, Piece]:
@@ -182,6 +191,8 @@ def pieces(problem: Problem, *, gpu: str, dtype: str, precision: str, bias: bool
     return found
 
 
-def general_pieces(dtype: str) -> dict[str, Piece]:
-    """The pieces of a set for every layer."""
-    return {direction: general_piece(direction, dtype) for direction in DIRECTIONS}
+def general_texts(dtype: str) -> dict[str, str]:
+    """The pieces for every layer, by name."""
+    texts = {direction: general_piece(direction, dtype).text for direction in DIRECTIONS}
+    texts["grad_bias"] = bias_text(dtype)
+    return {f"{direction}_{ELEMENTS[dtype]}": text for direction, text in texts.items()}

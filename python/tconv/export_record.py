@@ -302,16 +302,37 @@ def _initialiser(values: list[tuple[Field, Any]], expressions: dict[str, str], i
 
 
 def parameter_type(entry: str, text: str) -> str:
-    """The name of the structure that a kernel takes."""
+    """The name of the structure that a kernel takes, in a text without other branches."""
     found = re.search(rf"\b{entry}\(\s*const (?:__grid_constant__ )?(\w+)\b", text)
     if found is None:
         raise ValueError(f"the device code has no kernel {entry}")
-    return found[1]
+    alias = re.search(rf"^using {found[1]} = (\w+);", text, re.MULTILINE)
+    return alias[1] if alias else found[1]
+
+
+def taken_branches(text: str) -> str:
+    """The text without the branches of `#if NAME` that a `#define NAME 0` or `1` in it rules out."""
+    lines = []
+    values: dict[str, bool] = {}
+    taken: list[bool | None] = []  # of the conditions around a line: None if it is not known here
+    for line in text.splitlines():
+        if found := re.match(r"#define (\w+) ([01])$", line):
+            values[found[1]] = found[2] == "1"
+        if line.startswith("#if"):
+            found = re.fullmatch(r"#if (\w+)", line)
+            taken.append(values.get(found[1]) if found else None)
+        elif line.startswith("#else") and taken[-1] is not None:
+            taken[-1] = not taken[-1]
+        elif line.startswith("#endif"):
+            taken.pop()
+        elif False not in taken:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def launch_parameters(launch: Launch) -> tuple[str, list[tuple[Field, Any]]]:
     """The name of a launch's parameter structure, and its members with their values."""
-    flat = flatten(f'{launch.config}\n#include "{launch.file}"', kernel_files(), set())
+    flat = taken_branches(flatten(f'{launch.config}\n#include "{launch.file}"', kernel_files(), set()))
     kind = parameter_type(launch.entry, flat)
     values = read_parameters(kind, launch.arguments[0], flat)
     return kind, [(member, launch.strides.get(member.name, value)) for member, value in values]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,28 +70,30 @@ def file_text(model: FoundModel) -> str:
     """The whole exported file."""
     pieces = _Pieces()
     pieces.add("begin", '#include "interface.h"\n#include "launch.cuh"\n')
-    pieces.add("end", export_cuda.DISPATCH)
+    general = {name: text for dtype in export_cuda.ELEMENTS for name, text in export_cuda.general_texts(dtype).items()}
+    for name, text in general.items():
+        pieces.add(name, text)
     layers, plans = [], []
     for number, layer in enumerate(model.layers, 1):
         suffix = f"_{number}" if len(model.layers) > 1 else ""
         entry, plan = _layer_entry(layer, pieces, suffix)
         layers.append(entry)
         plans.append(plan)
-    for dtype, element in export_cuda.ELEMENTS.items():
-        general = export_cuda.general_pieces(dtype)
-        pieces.add(f"general_{element}", "\n".join(piece.text for piece in general.values()))
-        pieces.add(f"bias_{element}", export_cuda.bias_text(dtype))
+    own = {name: text for name, text in pieces.texts.items() if name not in general}
+    texts = own | export_cuda.ENDS | general  # what was made for the model comes first
     files = export_cuda.device_files() | {name: export_cuda.part(name) for name in ("interface.h", "launch.cuh")}
-    used = {name for text in pieces.texts.values() for name in export_record.needed_files(text, files)}
+    used = {name for text in texts.values() for name in export_record.needed_files(text, files)}
     runtime = re.sub(r"  # noqa: E402$", "", export_cuda.part("runtime.py").split(_MARK)[1], flags=re.MULTILINE)
     _require_other_names(model.source, runtime)
     data = [
         "# --- Data " + "-" * 109,
-        "# The layers that kernels were made for: their numbers as Call has them, without the batch, and their sets.",
+        "# The layers that kernels were made for. Their numbers: channels in and out, groups, and for each axis\n"
+        "# (depth, height, width) input, kernel, stride, dilation, padding and output. Their sets: pieces, by GPU and\n"
+        "# precision.",
         "LAYERS = [\n" + "".join(layers) + "]\n",
         "HOST = " + raw(export_cuda.part("host.cpp")),
         "# Kernels, each in a namespace of its own, and the functions that launch them.",
-        _dictionary("PIECES", pieces.texts),
+        _dictionary("PIECES", texts),
         "# Device code, by the names under which the pieces include it.",
         _dictionary("FILES", {name: files[name] for name in files if name in used}),
     ]
@@ -134,7 +137,7 @@ def _layer_entry(
                 raise ExportError(str(error).splitlines()[0]) from error
             plan[gpu, precision] = found
             names = [pieces.add(f"{d}_{gpu}_{precision}{suffix}", piece.text) for d, piece in found.items()]
-            names.append(f"bias_{export_cuda.ELEMENTS[layer.dtype]}")
+            names.append(f"grad_bias_{export_cuda.ELEMENTS[layer.dtype]}")
             sets += f'            ("{gpu}", "{precision}"): (\n'
             sets += "".join(f'                "{name}",\n' for name in names) + "            ),\n"
     most = min(piece.most_samples for found in plan.values() for piece in found.values())
@@ -154,11 +157,18 @@ def _layer_entry(
 
 
 def _header(model: FoundModel, plans: list[dict[tuple[str, str], dict[str, Piece]]]) -> str:
-    text = f'"""{model.origin}: its transposed convolutions as CUDA kernels, in one file.\n'
+    title = textwrap.fill(f"{model.origin}: its transposed convolutions as CUDA kernels, in one file.", 116)
+    text = f'"""{title}\n'
     text += f"""
 ModelNew takes the arguments of the original, has the same parameters from the same seed, and computes the same outputs
-and gradients. Kernels are compiled by torch.utils.cpp_extension.load_inline when they are first needed: with CUDA 11.7
-or later, PyTorch 1.13 or later, and no other package. Written by tconv {tconv.__version__} (python -m tconv export).
+and gradients. It needs an NVIDIA GPU, PyTorch 1.13 or later, CUDA 11.7 or later with nvcc, and no other package.
+Kernels are compiled by torch.utils.cpp_extension.load_inline when they are first needed, the gradients apart from
+forward, and kept on disk by PyTorch. Written by tconv {tconv.__version__} (python -m tconv export).
+
+What follows: Python that compiles, checks and calls (Compiling, Calls, Gradients), the layer in place of
+nn.ConvTranspose (The layer), the model itself (The model), and the CUDA source (Data): PIECES has, for each direction
+and kind of GPU, the constants of a layer's kernels and the function that launches them, FILES the device code that
+they include.
 
 The index mathematics. Along each axis, with input length I, kernel K, stride s, padding p, output padding q and
 dilation d,
@@ -189,6 +199,9 @@ _FAMILIES = {
     "all phases of an output tile, so that whole rows are stored.",
     "reduce": "a matrix product on tensor cores whose depth is the pixels: rows are input channels, columns (tap, "
     "output channel). Pixels are cut into parts so that few weights fill the GPU; a second kernel adds them in order.",
+    "group": "gradients of groups of eight channels on tensor cores: a block keeps what a box of pixels reads of the "
+    "output's gradient in shared memory, and operands are read from there as they lie; sums of weights are added in "
+    "order by a second kernel.",
     "depthwise": "CUDA cores: a thread walks over pixels of one channel and keeps a sum for every tap; the sums are "
     "added in order.",
     "general": "a thread gathers the taps of its outputs from memory; it takes every layer, in 64-bit offsets.",
@@ -201,24 +214,22 @@ def _family_words(plans: list[dict[tuple[str, str], dict[str, Piece]]]) -> str:
     return "".join(_wrapped(f"{name}: {words}") for name, words in _FAMILIES.items() if name in used)
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _phases_words(p: Problem) -> str:
-    """How many residues each axis has, and how many of them taps reach."""
+    """How many residues each axis has, and how many of them taps reach if not all."""
     words = []
     for name, k, s, d in zip(("depth", "height", "width")[-p.rank :], p.kernel, p.stride, p.dilation, strict=True):
         reached = len({tap * d % s for tap in range(k)})
-        words.append(f"{name}: {s} phase{'s' if s > 1 else ''}, {reached} with taps")
-    return "; ".join(words)
+        words.append(f"{name} {s}" + ("" if reached == s else f" ({reached} with taps)"))
+    return "phases along each axis: " + ", ".join(words)
 
 
 def _layer_words(layer: FoundLayer, plan: dict[tuple[str, str], dict[str, Piece]]) -> str:
     p = layer.problem
     text = (
-        f"The layer: {p.describe()}{' with bias' if layer.bias else ''}, {layer.dtype}; output {list(p.output)}.\n"
-        f"{_capital(_phases_words(p))}.\n"
+        f"The layer: {p.describe()}{' with bias' if layer.bias else ''}, {layer.dtype}\n"
+        "(n samples, c channels, i input, k kernel, s stride, p padding, op output padding, d dilation, g groups).\n"
+        + textwrap.fill(f"Output {[p.batch, p.out_channels, *p.output]}; {_phases_words(p)}.", 116)
+        + "\n"
         "For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.\n"
     )
     shown: dict[str, list[str]] = {}

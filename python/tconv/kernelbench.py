@@ -37,20 +37,18 @@ spec.loader.exec_module(exported)
 gpu = exported.choose_gpu(torch.cuda.get_device_capability(), exported.toolkit_version())
 precision = "tf32" if exported.tf32_allowed() else "strict"
 for layer in exported.LAYERS:
-    exported.compile_set(layer["sets"][gpu, precision], gpu)
+    exported.compile_set(exported.pieces_for(exported.FORWARD, layer["sets"][gpu, precision]), gpu)
 """
 
-# Behind a problem's source: its model with the library's layers.
+# Behind a problem's source: its model with the library's layers, to be judged as an exported file is.
 _WITH_LIBRARY = """
 
-def _with_library(build):
-    def __init__(self, *args):
-        build(self, *args)
-        import tconv
-        tconv.convert(self)
-    return __init__
+import tconv
 
-Model.__init__ = _with_library(Model.__init__)
+class ModelNew(Model):
+    def __init__(self, *args):
+        super().__init__(*args)
+        tconv.convert(self)
 """
 
 
@@ -62,7 +60,8 @@ class Verdict:
     name: str
     compiled: bool = False
     correct: bool = False
-    milliseconds: float | None = None
+    milliseconds: float | None = None  # the mean, as KernelBench gives it
+    spread: dict[str, Any] = field(default_factory=dict)  # KernelBench's other statistics of the exported file's times
     pytorch_milliseconds: float | None = None
     library_milliseconds: float | None = None
     excessive_speedup: bool = False  # KernelBench's own flag for more than ten times
@@ -126,6 +125,8 @@ def import_evaluation(checkout: Path) -> types.ModuleType:
 def find_problems(checkout: Path, level: int, numbers: list[int]) -> dict[int, Path]:
     """The transposed-convolution problems of a level, by number."""
     folder = checkout / "KernelBench" / f"level{level}"
+    if not folder.is_dir():
+        raise ExportError(f"{checkout} must be a checkout of KernelBench, but has no KernelBench/level{level}")
     found = {}
     for path in sorted(folder.glob("*.py")):
         if match := re.fullmatch(NAMES[level], path.name):
@@ -145,7 +146,7 @@ def _compile_ahead(paths: list[Path]) -> None:
 
 
 def _verdict(
-    evaluation: types.ModuleType, number: int, original: Path, exported: Path, trials: dict[str, Any]
+    evaluation: types.ModuleType, number: int, original: Path, custom: str, options: dict[str, Any]
 ) -> Verdict:
     verdict = Verdict(number, original.stem)
     said = io.StringIO()
@@ -153,9 +154,9 @@ def _verdict(
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             result = evaluation.eval_kernel_against_ref(
                 original.read_text(),
-                exported.read_text(),
+                custom,
                 device=torch.device("cuda", torch.cuda.current_device()),
-                **trials,
+                **options,
             )
     except Exception as error:
         verdict.said = f"{type(error).__name__}: {error}"
@@ -165,6 +166,7 @@ def _verdict(
         return verdict
     verdict.compiled, verdict.correct = result.compiled, result.correctness
     verdict.milliseconds = result.runtime if result.runtime > 0 else None
+    verdict.spread = {key: result.runtime_stats[key] for key in ("std", "min", "max") if key in result.runtime_stats}
     verdict.pytorch_milliseconds = result.ref_runtime if result.ref_runtime > 0 else None
     verdict.excessive_speedup = bool(result.metadata.get("excessive_speedup"))
     verdict.said = "; ".join(
@@ -182,16 +184,13 @@ def _objections(text: str) -> list[str]:
     return list(errors)
 
 
-def _library_milliseconds(evaluation: types.ModuleType, original: Path, perf_trials: int) -> float | None:
-    """What the library's own layers take in the problem's model, by KernelBench's function for reference programs."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        found = evaluation.timing.measure_ref_program_time(
-            original.stem,
-            original.read_text() + _WITH_LIBRARY,
-            num_trials=perf_trials,
-            device=torch.device("cuda", torch.cuda.current_device()),
-        )
-    return None if found is None else found["mean"]
+def _library_milliseconds(
+    evaluation: types.ModuleType, number: int, original: Path, trials: dict[str, Any]
+) -> float | None:
+    """What the library's own layers take in the problem's model, by the same function and in the same state as the
+    exported file: gradients wanted, one correctness trial before."""
+    options = {**trials, "num_correct_trials": 1, "check_for_excessive_speedup": False}
+    return _verdict(evaluation, number, original, original.read_text() + _WITH_LIBRARY, options).milliseconds
 
 
 def _row(verdict: Verdict) -> str:
@@ -244,18 +243,26 @@ def evaluate(
         _compile_ahead(list(exported.values()))
         for number, path in problems.items():
             progress.start(path.stem)
-            verdict = refused.get(number) or _verdict(evaluation, number, path, exported[number], trials)
-            if number in exported:
-                verdict.objections = _objections(exported[number].read_text())
+            if number in refused:
+                verdict = refused[number]
+            else:
+                text = exported[number].read_text()
+                verdict = _verdict(evaluation, number, path, text, trials)
+                verdict.objections = _objections(text)
             if library and verdict.milliseconds:
-                verdict.library_milliseconds = _library_milliseconds(evaluation, path, trials["num_perf_trials"])
+                verdict.library_milliseconds = _library_milliseconds(evaluation, number, path, trials)
             verdicts.append(verdict)
             progress.finish(_row(verdict))
-    _report(verdicts, level, trials, json_path)
+            if json_path not in (None, "-"):  # again after every problem: an interrupted run leaves its verdicts
+                Path(json_path).write_text(_json(verdicts, level, trials) + "\n")
+    if json_path == "-":
+        print(_json(verdicts, level, trials))
+    else:
+        _report(verdicts, level, trials)
     return 0 if all(verdict.correct for verdict in verdicts) else 1
 
 
-def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any], json_path: str | None) -> None:
+def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any]) -> None:
     title = f"{'':>4}  {'KernelBench level ' + str(level):58}  {'verdict':8} {'PyTorch':>9} {'exported':>9} speed-up"
     if any(verdict.library_speedup for verdict in verdicts):
         title += f" {'library':>9} speed-up"
@@ -268,7 +275,11 @@ def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any], json_pa
     faster = sum((verdict.speedup or 0) > 1 for verdict in verdicts)
     timed = f", {faster} faster than PyTorch (times in ms)" if trials["measure_performance"] else ""
     lines.append(f"{correct} of {len(verdicts)} correct{timed}")
-    text = json.dumps(
+    print("\n".join(lines))
+
+
+def _json(verdicts: list[Verdict], level: int, trials: dict[str, Any]) -> str:
+    return json.dumps(
         {
             "level": level,
             **trials,
@@ -281,9 +292,3 @@ def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any], json_pa
         },
         indent=1,
     )
-    if json_path == "-":
-        print(text)
-        return
-    print("\n".join(lines))
-    if json_path is not None:
-        Path(json_path).write_text(text + "\n")

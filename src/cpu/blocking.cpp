@@ -7,15 +7,19 @@ namespace {
 
 // Shares of the L2 cache: of the tile of results, of the packed source of a task, of weights that stay there.
 constexpr double kSumsShare = 0.3;
+constexpr double kSumsShareAlone = 0.8;  // where each task packs its own weights: the fewer tiles the better
 constexpr double kSourceShare = 0.2;
 constexpr double kWeightsShare = 0.4;
-constexpr std::int64_t kFewestCells = 64;                        // fewer leave too little to do for what is packed
-constexpr std::int64_t kTasksWanted = 16;                        // no more are needed to keep the threads busy
-constexpr std::int64_t kPanel = 14;                              // target channels are cut at multiples of this
-constexpr std::int64_t kSharedWeights = std::int64_t{32} << 20;  // bytes of packed weights that any call may hold
+constexpr std::int64_t kFewestCells = 64;     // fewer leave too little to do for what is packed
+constexpr std::int64_t kTasksWanted = 16;     // no more are needed to keep the threads busy
+constexpr std::int64_t kPanel = 14;           // target channels are cut at multiples of this
+constexpr std::int64_t kRoomForWeights = 12;  // packed ones: one part in this of input and output
 
-constexpr std::int64_t kManyTargets = 48;    // channels that fill wide register tiles
-constexpr std::int64_t kMostTogether = 128;  // channels added up before the next tap's
+constexpr std::int64_t kManyTargets = 48;  // channels that fill wide register tiles
+// Channels added up before the next tap's, where they have to be packed and where they are read in place.
+constexpr std::int64_t kMostTogether = 128;
+constexpr std::int64_t kMostInPlace = 512;
+constexpr std::int64_t kPanelWeights = 4096;  // of a target channel, packed at a time
 
 // In cycles, roughly.
 constexpr double kTaskCost = 3000;
@@ -39,17 +43,23 @@ AxisMaps maps_of(const Problem& problem) {
 bool weights_are_shared(const Problem& problem) {
   const std::int64_t element = problem.dtype == DType::f64 ? 8 : 4;
   const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-  const std::int64_t room = std::max(kSharedWeights, tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / 16);
+  const std::int64_t room = tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / kRoomForWeights;
   return element_count(problem.weight_sizes()) * element <= room;
 }
 
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   std::int64_t taps = 1;  // of the phase with most of them
+  std::int64_t all_taps = 1;
   std::size_t sources = 1;
   for (const AxisMap& map : maps) {
     std::size_t most = 0;
-    for (const AxisTarget& target : map.targets) most = std::max(most, target.taps.size());
+    std::size_t all = 0;
+    for (const AxisTarget& target : map.targets) {
+      most = std::max(most, target.taps.size());
+      all += target.taps.size();
+    }
     taps *= static_cast<std::int64_t>(most);
+    all_taps *= static_cast<std::int64_t>(all);
     sources *= map.sources.size();
   }
   const std::int64_t channels = roles.source_channels;
@@ -58,7 +68,10 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   // Several source lattices would have to be taken apart and transposed.
   const bool pays = sources == 1 && roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
   if (!side_by_side && !pays) return 0;
-  const std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
+  std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
+  if (side_by_side && !roles.converts) {
+    most = std::clamp(kPanelWeights / std::max<std::int64_t>(all_taps, 1), kMostTogether, kMostInPlace);
+  }
   return std::min(round_up(even_parts(channels, most), kMostLanes), channels);
 }
 
@@ -95,7 +108,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     blocking.target_blocks = ceil_div(channels, blocking.target_channels);
     return blocking;
   };
-  const std::int64_t most_sums = caches.elements(kSumsShare);
+  const std::int64_t most_sums = caches.elements(shared ? kSumsShare : kSumsShareAlone);
   const std::int64_t most_source = caches.elements(kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
   const std::int64_t packed_channels = std::max<std::int64_t>(together / 2, 8);

@@ -15,6 +15,7 @@ namespace tconv::cpu {
 // The problem with the names that forward and grad_input share. Small groups whose channels lie side by side are joined
 // until they fill a vector: their products with each other are multiplications by zero, in lanes that would be idle.
 struct Roles {
+  bool converts = false;    // elements are computed in another type
   std::int64_t joined = 1;  // groups of the problem that are one here
   std::int64_t groups = 1;
   std::int64_t source_channels = 0;  // of a group
@@ -24,8 +25,10 @@ struct Roles {
   std::int64_t weight_source_step = 0;
   std::int64_t weight_target_step = 0;
 
+  Roles() = default;
   explicit Roles(const Problem& problem) {
     const bool forward = problem.direction == Direction::forward;
+    converts = size_of(problem.dtype) < sizeof(float);
     source_channels = forward ? problem.in_channels_per_group() : problem.out_channels_per_group();
     target_channels = forward ? problem.out_channels_per_group() : problem.in_channels_per_group();
     source_strides = forward ? problem.input_strides : problem.output_strides;

@@ -26,12 +26,23 @@ class ColumnMap {
     }
     columns_ = taps_ * problem.out_channels_per_group();
     cells_ = image_cells_ * problem.batch;
+    rows_are_images_ = image_cells_ == 1;
+    std::int64_t step = 1;
+    for (int a = kSpatialAxes - 1; a >= 0; --a) {
+      const Axis& axis = axes_[a];
+      rows_are_images_ = rows_are_images_ && axis.output() == axis.kernel && axis.pad_begin == 0 &&
+                         (axis.kernel == 1 || (axis.dilation == 1 && strides[2 + a] == step));
+      step *= axis.kernel;
+    }
+    rows_are_images_ = rows_are_images_ && (problem.out_channels_per_group() == 1 || strides[1] == step);
   }
 
   std::int64_t taps() const { return taps_; }
   std::int64_t columns() const { return columns_; }
   std::int64_t image_cells() const { return image_cells_; }
   std::int64_t cells() const { return cells_; }
+  // Images of one cell whose columns lie in the output as they do in the weight.
+  bool rows_are_images() const { return rows_are_images_; }
   std::int64_t step() const { return axes_[2].dilation * strides_[4]; }  // between the taps of a row
 
   // One cell: where its taps begin in the output.
@@ -104,6 +115,7 @@ class ColumnMap {
   std::int64_t image_cells_ = 1;
   std::int64_t columns_ = 0;
   std::int64_t cells_ = 0;
+  bool rows_are_images_ = false;
 };
 
 // to[t to_step] = from[t step]; a few elements only, which are not worth a call.
@@ -119,7 +131,7 @@ void load_piece(const E* from, std::int64_t step, T* to, std::int64_t to_step, s
   }
 }
 
-// Calls visit(first cell - begin, count, place in the input) for pieces of cells that lie at equal distances.
+// Calls visit(first cell - begin, count, place in the input, step) for pieces of cells that lie at equal distances.
 template <typename Visit>
 void for_each_cell_piece(const Problem& problem, std::int64_t begin, std::int64_t count, const Visit& visit) {
   const Strides& strides = problem.input_strides;
@@ -127,13 +139,15 @@ void for_each_cell_piece(const Problem& problem, std::int64_t begin, std::int64_
   const std::int64_t image_cells = depth.input * height.input * width.input;
   const bool dense = (height.input == 1 || strides[3] == width.input * strides[4]) &&
                      (depth.input == 1 || strides[2] == width.input * height.input * strides[4]);
+  if (image_cells == 1) return visit(std::int64_t{0}, count, begin * strides[0], strides[0]);
   for (std::int64_t cell = begin; cell < begin + count;) {
     const std::int64_t w = cell % width.input;
     const std::int64_t left = dense ? image_cells - cell % image_cells : width.input - w;
     const std::int64_t here = std::min(left, begin + count - cell);
     visit(cell - begin, here,
           cell / image_cells * strides[0] + cell / (width.input * height.input) % depth.input * strides[2] +
-              cell / width.input % height.input * strides[3] + w * strides[4]);
+              cell / width.input % height.input * strides[3] + w * strides[4],
+          strides[4]);
     cell += here;
   }
 }
@@ -142,24 +156,25 @@ void for_each_cell_piece(const Problem& problem, std::int64_t begin, std::int64_
 template <typename E, typename T>
 void load_cells(const Problem& problem, const E* input, std::int64_t channels, std::int64_t begin, std::int64_t count,
                 std::int64_t line, T* to) {
-  for_each_cell_piece(problem, begin, count, [&](std::int64_t cell, std::int64_t here, std::int64_t place) {
-    for (std::int64_t c = 0; c < channels; ++c) {
-      element_ops<E, T>().load(input + c * problem.input_strides[1] + place, problem.input_strides[4],
-                               to + c * line + cell, 1, here);
-    }
-  });
+  for_each_cell_piece(
+      problem, begin, count, [&](std::int64_t cell, std::int64_t here, std::int64_t place, std::int64_t step) {
+        for (std::int64_t c = 0; c < channels; ++c) {
+          element_ops<E, T>().load(input + c * problem.input_strides[1] + place, step, to + c * line + cell, 1, here);
+        }
+      });
 }
 
 // And back.
 template <typename E, typename T>
 void store_cells(const Problem& problem, const T* from, std::int64_t channels, std::int64_t begin, std::int64_t count,
                  std::int64_t line, E* input) {
-  for_each_cell_piece(problem, begin, count, [&](std::int64_t cell, std::int64_t here, std::int64_t place) {
-    for (std::int64_t c = 0; c < channels; ++c) {
-      element_ops<E, T>().store(from + c * line + cell, 1, input + c * problem.input_strides[1] + place,
-                                problem.input_strides[4], here, T{0});
-    }
-  });
+  for_each_cell_piece(problem, begin, count,
+                      [&](std::int64_t cell, std::int64_t here, std::int64_t place, std::int64_t step) {
+                        for (std::int64_t c = 0; c < channels; ++c) {
+                          element_ops<E, T>().store(from + c * line + cell, 1,
+                                                    input + c * problem.input_strides[1] + place, step, here, T{0});
+                        }
+                      });
 }
 
 }  // namespace tconv::cpu

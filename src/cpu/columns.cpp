@@ -26,6 +26,9 @@ constexpr std::int64_t kFewestColumns = 256;
 constexpr std::int64_t kDepth = 112;  // of the sums between two visits to memory
 constexpr std::int64_t kCells = 252;  // of a tile
 constexpr std::int64_t kSplits = 4;   // of the columns, for grad_input
+// Columns of a tile: more where cells are few, so that weights are read in longer pieces.
+constexpr std::int64_t kColumns = 256;
+constexpr std::int64_t kMostColumns = 1024;
 
 // An odd number of cache lines, so that rows do not fall into the same cache sets.
 std::int64_t line_of(std::int64_t count) { return round_up(count, 2 * kMostLanes) + kMostLanes; }
@@ -48,7 +51,8 @@ class Columns final : public Kernel {
     const std::int64_t outputs = problem.out_channels_per_group();
     switch (problem.direction) {
       case Direction::forward:
-        columns_ = std::max(map_.taps(), 256 / map_.taps() * map_.taps());
+        together_ = std::clamp<std::int64_t>(kColumns * kCells / map_.cells(), kColumns, kMostColumns);
+        columns_ = std::max(map_.taps(), together_ / map_.taps() * map_.taps());
         images_ = std::clamp<std::int64_t>(kCells / map_.image_cells(), 1, problem.batch);
         break;
       case Direction::grad_input: {
@@ -112,13 +116,17 @@ class Columns final : public Kernel {
     T* const output = memory.output.get(element_count(sizes));
     for (std::int64_t image = 0; image < problem_.batch; image += images_) {
       sizes[0] = std::min(images_, problem_.batch - image);
-      std::fill_n(output, element_count(sizes), T{0});
+      if (!map_.rows_are_images()) std::fill_n(output, element_count(sizes), T{0});
       const std::int64_t last = (image + sizes[0]) * map_.image_cells();
       for (std::int64_t cell = image * map_.image_cells(); cell < last; cell += kCells) {
         const std::int64_t cells = std::min(kCells, last - cell);
-        for (std::int64_t column = begin; column < end; column += 256) {
-          const std::int64_t count = std::min<std::int64_t>(256, end - column);
+        for (std::int64_t column = begin; column < end; column += together_) {
+          const std::int64_t count = std::min(together_, end - column);
           const T* const tile = multiply_input(buffers, group, cell, cells, column, count, memory);
+          if (map_.rows_are_images()) {
+            store_rows(buffers, group, cell, cells, column, count, tile);
+            continue;
+          }
           const auto rows = local.rows(column - begin, column - begin + count);
           for (std::int64_t i = 0; i < cells; ++i) {
             const T* const from = tile + i * line_of(count) - (column - begin);
@@ -129,7 +137,27 @@ class Columns final : public Kernel {
           }
         }
       }
-      store_output(buffers, group, first_channel, image, sizes, strides, output);
+      if (!map_.rows_are_images()) store_output(buffers, group, first_channel, image, sizes, strides, output);
+    }
+  }
+
+  // Rows of D that are images as they are: some columns of some of them.
+  void store_rows(const Buffers& buffers, std::int64_t group, std::int64_t first_cell, std::int64_t cells,
+                  std::int64_t column, std::int64_t columns, const T* tile) const {
+    E* const to = output_of(buffers, group) + first_cell * problem_.output_strides[0];
+    const std::int64_t piece = problem_.bias ? map_.taps() : map_.columns();  // with one bias
+    for (std::int64_t j = 0; j < columns;) {
+      const std::int64_t count = std::min(piece - (column + j) % piece, columns - j);
+      T bias = 0;
+      if (problem_.bias) {
+        const std::int64_t channel = group * problem_.out_channels_per_group() + (column + j) / map_.taps();
+        element_ops<E, T>().load(static_cast<const E*>(buffers.bias) + channel, 1, &bias, 1, 1);
+      }
+      for (std::int64_t i = 0; i < cells; ++i) {
+        element_ops<E, T>().store(tile + i * line_of(columns) + j, 1, to + i * problem_.output_strides[0] + column + j,
+                                  1, count, bias);
+      }
+      j += count;
     }
   }
 
@@ -163,10 +191,11 @@ class Columns final : public Kernel {
       load_cells(problem_, input_of(buffers, group, channel), job.depth, cell, cells, line, lines);
       pack_rows(math, row_panels, cells, lines, offsets, job.depth, packed);
       const E* const weight = weight_of(buffers, group, channel) + column;
-      for (std::int64_t n = 0; n < columns; n += panel) {
-        const std::int64_t width = panel_width(math, panel, columns, n);
-        const std::int64_t count = std::min(width, columns - n);
-        for (std::int64_t k = 0; k < job.depth; ++k) {
+      // Row by row: they are far apart in memory.
+      for (std::int64_t k = 0; k < job.depth; ++k) {
+        for (std::int64_t n = 0; n < columns; n += panel) {
+          const std::int64_t width = panel_width(math, panel, columns, n);
+          const std::int64_t count = std::min(width, columns - n);
           T* const row = panels + n * job.depth + k * width;
           element_ops<E, T>().load(weight + k * problem_.weight_strides[0] + n, 1, row, 1, count);
           std::fill(row + count, row + width, T{0});
@@ -310,7 +339,8 @@ class Columns final : public Kernel {
   Problem problem_;
   ColumnMap map_;
   std::int64_t inputs_ = 0;
-  std::int64_t columns_ = 0;  // of a block
+  std::int64_t columns_ = 0;   // of a block
+  std::int64_t together_ = 0;  // forward: of a tile
   std::int64_t blocks_ = 0;
   std::int64_t images_ = 1;      // forward: added up at a time
   std::int64_t cells_line_ = 0;  // grad_input: cells of a tile, in whole vectors
@@ -366,7 +396,7 @@ Proposal propose_columns(const Problem& problem, const DeviceProperties& /*devic
   const std::int64_t inputs = problem.in_channels_per_group();
   const bool few = weights ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
                            : inputs >= kManyInputs && map.image_cells() > 1 && map.image_cells() <= kMostImageCells;
-  if (!few && problem.axes[2].kernel < kLongKernel) {
+  if (!few && !map.rows_are_images() && problem.axes[2].kernel < kLongKernel) {
     return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
                              " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
                              std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +

@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "cpu/blocking.h"
 #include "cpu/cell_places.h"
+#include "cpu/packed_weights.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
@@ -21,7 +22,7 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: a panel stays in the L1 cache
-constexpr std::int64_t kDepthInPlace = 256;  // the same where cells are read in place: weights come from the L2 cache
+constexpr std::int64_t kDepthInPlace = 640;  // the same where cells are read in place: weights come from the L2 cache
 constexpr std::int64_t kCells = 252;         // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
@@ -41,16 +42,7 @@ class Correlate final : public Kernel {
  public:
   Correlate(const Problem& problem, const Blocking& blocking, Tiling tiling)
       : problem_(problem), roles_(problem), blocking_(blocking), tiling_(std::move(tiling)) {
-    std::int64_t taps_so_far = 0;
     for (const PhaseTile& phase : tiling_.phases()) {
-      taps_before_.push_back(taps_so_far);
-      taps_so_far += static_cast<std::int64_t>(phase.taps.size());
-      std::vector<std::int64_t>& steps = weight_taps_.emplace_back();
-      for (const Tap& tap : phase.taps) {
-        std::int64_t step = 0;
-        for (int a = 0; a < kSpatialAxes; ++a) step += tap.tap[a] * problem.weight_strides[2 + a];
-        steps.push_back(step);
-      }
       const PhaseTile* const before = repeats_.empty() ? nullptr : &tiling_.phases()[repeats_.size() - 1];
       repeats_.push_back(before != nullptr &&
                          std::ranges::equal(before->taps, phase.taps, [](const Tap& a, const Tap& b) {
@@ -87,6 +79,8 @@ class Correlate final : public Kernel {
     const bool gathers = tiling_.row_phases() > 4 && targets >= kMostLanes / 2;
     cells_are_columns_ =
         !channels_inside_ && !gathers && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
+    const WeightOrder by_targets = channels_inside_ ? WeightOrder::channels_inside : WeightOrder::along_targets;
+    packed_ = {problem, roles_, tiling_, cells_are_columns_ ? WeightOrder::along_cells : by_targets};
     // Tensors whose channels lie side by side are read and written where they are.
     constexpr bool kSame = std::is_same_v<E, T>;
     reads_in_place_ = kSame && channels_inside_ && roles_.source_strides[1] == 1;
@@ -96,13 +90,14 @@ class Correlate final : public Kernel {
     cell_step_ = round_up(chunk_, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
     // Weights that several tiles use are packed once for all of them.
-    const std::int64_t weights = roles_.groups * blocking.target_blocks * packed_targets(blocking.target_channels) *
+    const std::int64_t weights = roles_.groups * blocking.target_blocks * packed_.targets(blocking.target_channels) *
                                  roles_.source_channels * tiling_.all_taps();
     shares_weights_ = tiling_.tiles() > 1 && weights_are_shared(problem) && !empty_;
     if (shares_weights_) {
       workspace_bytes_ = weights * sizeof(T);
     } else if (!channels_inside_) {
-      chunk_ = std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_targets(targets), 1));
+      chunk_ =
+          std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_.targets(targets), 1));
       chunk_ = even_parts(roles_.source_channels, chunk_);
     }
   }
@@ -174,141 +169,32 @@ class Correlate final : public Kernel {
     });
   }
 
-  // A block of target channels of one group.
-  struct Block {
-    std::int64_t group = 0;
-    std::int64_t first = 0;
-    std::int64_t targets = 0;
-  };
-
-  Block block_at(std::int64_t index) const {
-    Block block;
+  TargetBlock block_at(std::int64_t index) const {
+    TargetBlock block;
     block.group = index / blocking_.target_blocks;
     block.first = index % blocking_.target_blocks * blocking_.target_channels;
     block.targets = std::min(blocking_.target_channels, roles_.target_channels - block.first);
     return block;
   }
 
-  // Packed weights of a block of targets and a chunk of source channels, without gaps:
-  //   cells are columns: [phase][panel of targets][channel][tap][target of the panel]
-  //   targets are columns: [phase][panel][channel][tap][target], the last panel filled with zeros to whole vectors
-  //   channels are innermost in the source: [phase][panel][tap][channel][target]
-  std::int64_t packed_targets(std::int64_t targets) const {
-    return cells_are_columns_ ? targets : round_up(targets, kMostLanes);
-  }
-
   // Where the weights shared by all tiles begin: [group][block][chunk]
-  std::int64_t shared_place(const Block& block, std::int64_t first_channel) const {
+  std::int64_t shared_place(const TargetBlock& block, std::int64_t first_channel) const {
     const std::int64_t index = block.group * blocking_.target_blocks + block.first / blocking_.target_channels;
-    const std::int64_t before = index * packed_targets(blocking_.target_channels);
-    return (before * roles_.source_channels + packed_targets(block.targets) * first_channel) * tiling_.all_taps();
-  }
-
-  // Targets of the panels of a block, and of one that begins at `row`.
-  std::int64_t panel_of(const MathOps<T>& math, std::int64_t targets) const {
-    if (cells_are_columns_) return math.tile_for(targets, tiling_.longest()).rows;
-    return tile_along_targets(math, targets).vectors * math.lanes;
-  }
-  std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t targets, std::int64_t row) const {
-    return cells_are_columns_ ? std::min(panel, targets - row) : panel_width(math, panel, targets, row);
-  }
-
-  MathOps<T>::TileSize tile_along_targets(const MathOps<T>& math, std::int64_t targets) const {
-    return channels_inside_ ? math.tile_for_cells(tiling_.longest(), targets)
-                            : math.tile_for(tiling_.longest(), targets);
-  }
-
-  // The same order, channels innermost in the source; weights between joined groups are zero.
-  void pack_joined_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel,
-                           std::int64_t channels, T* packed) const {
-    const MathOps<T>& math = math_ops<T>();
-    const std::int64_t panel = panel_of(math, block.targets);
-    const std::int64_t sources = roles_.source_channels / roles_.joined;
-    const std::int64_t targets = roles_.target_channels / roles_.joined;
-    for (std::size_t phase = 0; phase < weight_taps_.size(); ++phase) {
-      T* to = packed + phase_place(block, channels, phase);
-      for (std::int64_t row = 0; row < block.targets; row += panel) {
-        const std::int64_t width = width_of(math, panel, block.targets, row);
-        for (const std::int64_t tap : weight_taps_[phase]) {
-          for (std::int64_t c = first_channel; c < first_channel + channels; ++c, to += width) {
-            std::fill_n(to, width, T{0});
-            const std::int64_t part = c / sources;
-            // Targets of the group that the panel has.
-            const std::int64_t low = std::max(block.first + row, part * targets);
-            const std::int64_t high =
-                std::min({block.first + row + width, block.first + block.targets, (part + 1) * targets});
-            if (low >= high) continue;
-            const std::int64_t group = block.group * roles_.joined + part;
-            const E* const weight =
-                tensors.weight + tap + group * problem_.in_channels_per_group() * problem_.weight_strides[0] +
-                (c - part * sources) * roles_.weight_source_step + (low - part * targets) * roles_.weight_target_step;
-            element_ops<E, T>().load(weight, roles_.weight_target_step, to + low - block.first - row, 1, high - low);
-          }
-        }
-      }
-    }
-  }
-
-  void pack_weights(const Tensors& tensors, const Block& block, std::int64_t first_channel, std::int64_t channels,
-                    T* packed) const {
-    if (roles_.joined > 1) return pack_joined_weights(tensors, block, first_channel, channels, packed);
-    const MathOps<T>& math = math_ops<T>();
-    const std::int64_t panel = panel_of(math, block.targets);
-    const std::int64_t panels = ceil_div(block.targets, panel);
-    std::vector<PackTap> taps(panels * tiling_.all_taps());
-    std::size_t index = 0;
-    for (std::int64_t row = 0; row < block.targets; row += panel) {
-      const std::int64_t width = width_of(math, panel, block.targets, row);
-      for (std::size_t phase = 0; phase < weight_taps_.size(); ++phase) {
-        const auto count = static_cast<std::int64_t>(weight_taps_[phase].size());
-        const std::int64_t begin = phase_place(block, channels, phase) + row * channels * count;
-        for (std::int64_t t = 0; t < count; ++t) {
-          const std::int64_t before = channels_inside_ ? t * channels : t;
-          taps[index++] = {weight_taps_[phase][t], begin + before * width, (channels_inside_ ? 1 : count) * width};
-        }
-      }
-    }
-    PackWeights<E, T> job;
-    job.channel_step = roles_.weight_source_step;
-    job.tap_count = tiling_.all_taps();
-    job.whole_taps = std::all_of(taps.begin(), taps.end(),
-                                 [&](const PackTap& tap) { return tap.from >= 0 && tap.from < job.tap_count; });
-    job.target_step = roles_.weight_target_step;
-    job.packed = packed;
-    const E* const source = tensors.weight +
-                            block.group * problem_.in_channels_per_group() * problem_.weight_strides[0] +
-                            first_channel * roles_.weight_source_step + block.first * roles_.weight_target_step;
-    // A few channels at a time where their targets lie together, so that memory is read in order.
-    const bool in_order = std::abs(job.channel_step) > std::abs(job.target_step);
-    const std::int64_t step = in_order ? std::int64_t{4} : channels;
-    for (job.first_channel = 0; job.first_channel < channels; job.first_channel += step) {
-      job.channels = std::min(step, channels - job.first_channel);
-      for (std::int64_t p = 0; p < panels; ++p) {
-        const std::int64_t row = p * panel;
-        job.width = width_of(math, panel, block.targets, row);
-        job.valid = std::min(job.width, block.targets - row);
-        job.taps = taps.data() + p * tiling_.all_taps();
-        job.source = source + row * roles_.weight_target_step;
-        element_ops<E, T>().pack_weights(job);
-      }
-    }
-  }
-
-  // Where the weights of a phase begin in those of a block and chunk.
-  std::int64_t phase_place(const Block& block, std::int64_t channels, std::size_t phase) const {
-    return packed_targets(block.targets) * channels * taps_before_[phase];
+    const std::int64_t before = index * packed_.targets(blocking_.target_channels);
+    return (before * roles_.source_channels + packed_.targets(block.targets) * first_channel) * tiling_.all_taps();
   }
 
   void pack_all_weights(const Tensors& tensors, T* shared, const Execution& execution) const {
     const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
     for_each_task(execution, roles_.groups * blocking_.target_blocks * chunks, [&](std::int64_t task) {
-      const Block block = block_at(task / chunks);
+      const TargetBlock block = block_at(task / chunks);
       const std::int64_t c = task % chunks * chunk_;
-      pack_weights(tensors, block, c, std::min(chunk_, roles_.source_channels - c), shared + shared_place(block, c));
+      packed_.pack(tensors.weight, block, c, std::min(chunk_, roles_.source_channels - c),
+                   shared + shared_place(block, c));
     });
   }
 
-  Results<T> results_of(const MathOps<T>& math, const Tile& tile, const Block& block, Memory<T>& memory) const {
+  Results<T> results_of(const MathOps<T>& math, const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {
     Results<T> results;
     results.cells_are_columns = cells_are_columns_;
     results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, math.lanes);
@@ -323,8 +209,8 @@ class Correlate final : public Kernel {
   void run_task(const Tensors& tensors, const T* shared, std::int64_t task) const {
     thread_local Memory<T> memory;
     const Tile tile = tiling_.tile(task / blocking_.target_blocks % tiling_.tiles());
-    const Block block = block_at(task / (blocking_.target_blocks * tiling_.tiles()) * blocking_.target_blocks +
-                                 task % blocking_.target_blocks);
+    const TargetBlock block = block_at(task / (blocking_.target_blocks * tiling_.tiles()) * blocking_.target_blocks +
+                                       task % blocking_.target_blocks);
     if (channels_inside_) return run_inside(tensors, shared, tile, block, memory);
     const MathOps<T>& math = math_ops<T>();
     const auto phases = tiling_.phases().size();
@@ -334,17 +220,17 @@ class Correlate final : public Kernel {
     const PackedSteps steps{sources * tiling_.plane_size(), 1};  // [channel][source lattice][line]
     T* const source = memory.source.get(chunk_ * steps.channel);
     T* const own =
-        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
+        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_.targets(block.targets));
     std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.all_taps());
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const std::int64_t channel = block.group * roles_.source_channels + c;
       const View<const E> view{tensors.source + channel * roles_.source_strides[1], roles_.source_strides, channels};
       const Cells cells = pack_cells(tile, view, steps, source);
-      if (own != nullptr) pack_weights(tensors, block, c, channels, own);
+      if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, own);
       const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
       for (std::size_t phase = 0; phase < phases; ++phase) {
-        std::int64_t* to = offsets + taps_before_[phase] * channels;
+        std::int64_t* to = offsets + packed_.taps_before(phase) * channels;
         for (std::int64_t i = 0; i < channels; ++i) {
           for (const Tap& tap : tiling_.phases()[phase].taps) {
             *to++ = i * steps.channel + tap.source * tiling_.plane_size() + tap.offset;
@@ -382,20 +268,20 @@ class Correlate final : public Kernel {
     return job;
   }
 
-  void multiply_along_cells(const MathOps<T>& math, const Block& block, std::int64_t channels, const T* weights,
+  void multiply_along_cells(const MathOps<T>& math, const TargetBlock& block, std::int64_t channels, const T* weights,
                             const Cells& cells, const std::int64_t* offsets, std::int64_t length,
                             const Results<T>& results, bool accumulate) const {
     const auto [panel, most_vectors] = math.tile_for(block.targets, tiling_.longest());
     for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
       if (tiling_.phases()[phase].taps.empty()) continue;
       Multiply<T> job = job_of(phase, channels, results, accumulate);
-      job.offsets = offsets + taps_before_[phase] * channels;
+      job.offsets = offsets + packed_.taps_before(phase) * channels;
       T* const sums = job.c;
       for (std::int64_t n = 0; n < length;) {
         const std::int64_t vectors = std::min(most_vectors, ceil_div(length - n, math.lanes));
         job.b = cells.first + n;
         for (std::int64_t m = 0; m < block.targets; m += panel) {
-          job.a = weights + phase_place(block, channels, phase) + m * job.depth;
+          job.a = weights + packed_.place_of_phase(block, channels, phase) + m * job.depth;
           job.c = sums + m * job.c_step + n;
           job.a_step = std::min(panel, block.targets - m);
           math.multiply_in_place[job.a_step - 1][vectors - 1](job);
@@ -405,7 +291,7 @@ class Correlate final : public Kernel {
     }
   }
 
-  void multiply_along_targets(const MathOps<T>& math, const Block& block, std::int64_t channels, const T* weights,
+  void multiply_along_targets(const MathOps<T>& math, const TargetBlock& block, std::int64_t channels, const T* weights,
                               const Cells& cells, const std::int64_t* offsets, std::int64_t length,
                               const Results<T>& results, bool accumulate, Scratch<T>& memory) const {
     const auto size = math.tile_for(tiling_.longest(), block.targets);
@@ -419,7 +305,7 @@ class Correlate final : public Kernel {
         const auto taps = static_cast<std::int64_t>(tiling_.phases()[phase].taps.size());
         if (taps == 0) continue;
         Multiply<T> job = job_of(phase, channels, results, accumulate);
-        const Panels<T> panels{weights + phase_place(block, channels, phase), job.depth, 0};
+        const Panels<T> panels{weights + packed_.place_of_phase(block, channels, phase), job.depth, 0};
         job.a = rows;
         job.c += first * job.c_step;
         const std::int64_t most_depth = even_parts(panels.depth, kDepth);
@@ -427,7 +313,8 @@ class Correlate final : public Kernel {
           job.depth = std::min(most_depth, panels.depth - k);
           // Phases of kernel == stride, among others, read the same cells.
           if (!repeats_[phase] || most_depth < panels.depth) {
-            pack_rows(math, row_panels, count, cell, offsets + taps_before_[phase] * channels + k, job.depth, rows);
+            pack_rows(math, row_panels, count, cell, offsets + packed_.taps_before(phase) * channels + k, job.depth,
+                      rows);
           }
           multiply_panels(math, size, count, block.targets, {panels.data, panels.depth, k}, job);
           job.accumulate = true;
@@ -438,11 +325,11 @@ class Correlate final : public Kernel {
 
   // A tile where channels are innermost: cells are rows of the product as they are, and a tap is a distance. Taps that
   // read nothing but zeros are left out.
-  void run_inside(const Tensors& tensors, const T* shared, const Tile& tile, const Block& block,
+  void run_inside(const Tensors& tensors, const T* shared, const Tile& tile, const TargetBlock& block,
                   Memory<T>& memory) const {
     const MathOps<T>& math = math_ops<T>();
     const auto& phases = tiling_.phases();
-    const auto size = tile_along_targets(math, block.targets);
+    const auto size = packed_.tile_along_targets(math, block.targets);
     Results<T> results;
     if (!stores_in_place_) results = results_of(math, tile, block, memory);
     T* const source = reads_in_place_
@@ -450,7 +337,7 @@ class Correlate final : public Kernel {
                           : memory.source.get(cell_step_ * static_cast<std::int64_t>(tiling_.sources().size()) *
                                               tiling_.plane_size());
     T* const own =
-        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_targets(block.targets));
+        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_.targets(block.targets));
     std::vector<std::map<std::vector<std::int64_t>, std::vector<Segment>>> segments;  // of each phase, by their taps
     std::vector<std::vector<std::int64_t>> offsets;                                   // of each phase and tap
     for (const PhaseTile& phase : phases) {
@@ -488,7 +375,7 @@ class Correlate final : public Kernel {
       if (cells == nullptr) {
         cells = pack_cells(tile, {first, roles_.source_strides, channels}, PackedSteps{1, cell_step_}, source).first;
       }
-      if (own != nullptr) pack_weights(tensors, block, c, channels, own);
+      if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, own);
       const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
       for (std::size_t p = 0; p < phases.size(); ++p) {
         if (!stores_in_place_ && phases[p].taps.empty()) continue;
@@ -507,7 +394,7 @@ class Correlate final : public Kernel {
           to = CellPlaces::on_line(tiling_, results.row_size);
           sums = results.sums + tiling_.slot(p) * results.phase_size;
         }
-        const Panels<T> panels{weights + phase_place(block, channels, p),
+        const Panels<T> panels{weights + packed_.place_of_phase(block, channels, p),
                                static_cast<std::int64_t>(phases[p].taps.size()) * channels};
         job.a = cells;
         job.c = sums;
@@ -544,9 +431,8 @@ class Correlate final : public Kernel {
   Blocking blocking_;
   Tiling tiling_;
   std::int64_t chunk_ = 1;
-  std::vector<std::vector<std::int64_t>> weight_taps_;  // of each phase: where its taps lie in the weight
-  std::vector<std::int64_t> taps_before_;               // of each phase: taps of the phases before it
-  std::vector<bool> repeats_;                           // of each phase: it reads what the phase before it reads
+  PackedWeights<E, T> packed_;
+  std::vector<bool> repeats_;  // of each phase: it reads what the phase before it reads
   bool fills_first_ = false;
   bool empty_ = false;
   bool reads_in_place_ = false;

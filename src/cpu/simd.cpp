@@ -28,6 +28,7 @@ constexpr int widest(int rows) {
   return std::clamp((registers - 1) / (rows + 1), 1, 4);
 }
 static_assert(kTallRows <= kMostRows);
+constexpr std::int64_t kAhead = 8;  // steps that a panel is asked for ahead
 
 // Sums of a register tile as they are in c, and the lines of the tile below, which nothing else foretells.
 template <typename T, int kTileRows, int kVectors, class D>
@@ -113,6 +114,9 @@ void multiply_cells(const MultiplyCells<T>& job) {
     const auto step = [&](std::int64_t k) HWY_ATTR {
       V columns[kVectors];
       for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
+      if constexpr (kVectors > 2) {  // wide panels come from the L2 cache
+        for (int v = 0; v < kVectors; ++v) hwy::Prefetch(b + kAhead * b_step + v * lanes);
+      }
 #pragma GCC unroll 16
       for (int m = 0; m < kTileRows; ++m) {
         const V row = hn::Set(tag, a[m * a_step + k]);

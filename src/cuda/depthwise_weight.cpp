@@ -1,7 +1,9 @@
 #include "cuda/depthwise_weight.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <string_view>
 
 #include "cuda/element_name.h"
@@ -46,14 +48,50 @@ std::string_view why_not(const Problem& problem) {
   return {};
 }
 
+// Strips need rows that lie densely, and windows that fit registers.
+DepthwiseStrip strip_of(const Problem& problem, bool aligned) {
+  constexpr DepthwiseStrip kNone = {.cells = 0, .input_load = 1, .output_load = 1, .lead = 0, .needed = 1};
+  constexpr std::int64_t kMostWindow = 48;
+  constexpr std::int64_t kMostBody = 1024;  // unrolled multiply-adds
+  const Axis& width = problem.axes[2];
+  if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1 || width.stride > 8) return kNone;
+  const int vector = 16 / static_cast<int>(size_of(problem.dtype));
+  const auto together = [&](const Sizes& sizes, const Strides& strides) {
+    int most = aligned ? vector : 1;
+    const auto divides = [&](std::size_t i) { return (i > 0 && sizes[i] == 1) || strides[i] % most == 0; };
+    while (most > 1 && !(divides(0) && divides(1) && divides(2) && divides(3))) most /= 2;
+    return most;
+  };
+  constexpr std::int64_t kMostHeld = 100;  // values in registers
+  for (int cells = vector; cells >= 4; cells /= 2) {
+    DepthwiseStrip strip = kNone;
+    strip.cells = cells;
+    strip.input_load = std::min(together(problem.input_sizes(), problem.input_strides), cells);
+    strip.output_load = together(problem.output_sizes(), problem.output_strides);
+    while (cells * width.stride % strip.output_load != 0) strip.output_load /= 2;
+    strip.lead = static_cast<int>((strip.output_load - width.pad_begin % strip.output_load) % strip.output_load);
+    const std::int64_t needed = (cells - 1) * width.stride + (width.kernel - 1) * width.dilation + 1;
+    if (needed > kMostWindow || cells * taps_of(problem) > kMostBody) continue;
+    strip.needed = static_cast<int>(needed);
+    if (strip.window() <= kMostWindow && strip.window() + cells + taps_of(problem) <= kMostHeld) return strip;
+  }
+  return kNone;
+}
+
 class DepthwiseWeightKernel final : public Kernel {
  public:
   DepthwiseWeightKernel(const Problem& problem, const DeviceProperties& device)
       : across_(problem.groups > 1 && problem.input_strides[1] == 1 && problem.output_strides[1] == 1),
         taps_(taps_of(problem)),
         device_(device.device.index),
-        main_(source(problem, across_, "tconv_depthwise_weight"), 0, device.arch),
-        finish_(source(problem, across_, "tconv_depthwise_weight_finish"), 0, device.arch) {
+        strip_(strip_of(problem, true)),
+        main_(source(problem, "tconv_depthwise_weight", strip_), 0, device.arch),
+        finish_(source(problem, "tconv_depthwise_weight_finish", strip_), 0, device.arch) {
+    const auto bytes = static_cast<int>(size_of(problem.dtype));
+    input_alignment_ = static_cast<std::uintptr_t>(strip_.input_load * bytes);
+    output_alignment_ = static_cast<std::uintptr_t>(strip_.output_load * bytes);
+    if (strip_.input_load * strip_.output_load > 1)
+      unaligned_.emplace(source(problem, "tconv_depthwise_weight", strip_of(problem, false)), 0, device.arch);
     std::copy(problem.input_strides.begin(), problem.input_strides.end(), params_.input_strides);
     std::copy(problem.weight_strides.begin(), problem.weight_strides.end(), params_.weight_strides);
     std::copy(problem.output_strides.begin(), problem.output_strides.end(), params_.output_strides);
@@ -63,15 +101,22 @@ class DepthwiseWeightKernel final : public Kernel {
       params_.output_size[a] = static_cast<int>(problem.axes[a].output());
       params_.pad[a] = static_cast<int>(problem.axes[a].pad_begin);
     }
-    const std::int64_t pixels = pixels_of(problem);
+    std::copy(std::begin(params_.input_size), std::end(params_.input_size), params_.steps);
+    std::int64_t least = across_ ? kLeastPixels / kDepthwiseLanes : kLeastPixels;
+    if (strip_.cells > 0) {
+      params_.steps[2] = static_cast<int>(ceil_div(params_.input_size[2], strip_.cells));
+      least = 2 * kLeastPixels / strip_.cells;
+    }
+    std::int64_t pixels = problem.batch;
+    for (const int steps : params_.steps) pixels *= steps;
     params_.pixels = static_cast<int>(pixels);
-    const std::int64_t least = across_ ? kLeastPixels / kDepthwiseLanes : kLeastPixels;
     const std::int64_t wanted = ceil_div(std::int64_t{8} * device.multiprocessors, channel_blocks());
     params_.parts = static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, pixels / least), 1, 4096));
   }
 
   void prepare() const override {
     main_.prepare(device_);
+    if (unaligned_) unaligned_->prepare(device_);
     if (params_.parts > 1) finish_.prepare(device_);
   }
 
@@ -82,15 +127,23 @@ class DepthwiseWeightKernel final : public Kernel {
     params.weight = buffers.weight;
     params.sums = static_cast<float*>(buffers.workspace);
     void* arguments[] = {&params};
-    main_.launch(device_, {.grid_x = static_cast<unsigned>(blocks()), .block = kDepthwiseThreads}, arguments,
-                 execution.stream);
+    const bool misses = reinterpret_cast<std::uintptr_t>(buffers.input) % input_alignment_ != 0 ||
+                        reinterpret_cast<std::uintptr_t>(buffers.output) % output_alignment_ != 0;
+    const JitKernel& main = misses ? *unaligned_ : main_;
+    main.launch(device_, {.grid_x = static_cast<unsigned>(blocks()), .block = kDepthwiseThreads}, arguments,
+                execution.stream);
     if (params_.parts == 1) return;
     const auto finish_blocks = static_cast<unsigned>(ceil_div(params_.channels * taps_, kDepthwiseThreads));
-    finish_.launch(device_, {.grid_x = finish_blocks, .block = kDepthwiseThreads}, arguments, execution.stream);
+    finish_.launch(device_, {.grid_x = finish_blocks, .block = kDepthwiseThreads, .overlaps_previous = true}, arguments,
+                   execution.stream);
   }
 
   std::string describe() const override {
     return std::string("a sum per tap and thread, threads along the ") + (across_ ? "channels, " : "pixels, ") +
+           (strip_.cells > 0
+                ? "strips of " + std::to_string(strip_.cells) + " by vectors of " + std::to_string(strip_.input_load) +
+                      " and " + std::to_string(strip_.output_load) + ", "
+                : "") +
            std::to_string(params_.parts) + (params_.parts == 1 ? " part, " : " parts, ") + std::to_string(blocks()) +
            " blocks";
   }
@@ -100,7 +153,7 @@ class DepthwiseWeightKernel final : public Kernel {
   }
 
  private:
-  static KernelSource source(const Problem& problem, bool across, const char* entry) {
+  KernelSource source(const Problem& problem, const char* entry, const DepthwiseStrip& strip) const {
     const auto list = [&](std::int64_t Axis::* member) {
       std::string text = "{";
       for (const Axis& axis : problem.axes) text += (text.size() > 1 ? ", " : "") + std::to_string(axis.*member);
@@ -110,7 +163,11 @@ class DepthwiseWeightKernel final : public Kernel {
         "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " +
         std::string(element_name(problem.dtype)) + ";\nconstexpr int kKernel[] = " + list(&Axis::kernel) +
         "constexpr int kStride[] = " + list(&Axis::stride) + "constexpr int kDilation[] = " + list(&Axis::dilation) +
-        "constexpr bool kAcross = " + (across ? "true" : "false") + ";\n";
+        "constexpr bool kAcross = " + (across_ ? "true" : "false") +
+        ";\n#include \"depthwise_weight_params.cuh\"\nconstexpr DepthwiseStrip kStrip = {" +
+        std::to_string(strip.cells) + ", " + std::to_string(strip.input_load) + ", " +
+        std::to_string(strip.output_load) + ", " + std::to_string(strip.lead) + ", " + std::to_string(strip.needed) +
+        "};\n";
     return {.file = "depthwise_weight.cuh", .config = config, .entry = entry};
   }
 
@@ -122,8 +179,12 @@ class DepthwiseWeightKernel final : public Kernel {
   bool across_;
   std::int64_t taps_;
   int device_;
+  DepthwiseStrip strip_;
+  std::uintptr_t input_alignment_ = 1;
+  std::uintptr_t output_alignment_ = 1;
   JitKernel main_;
   JitKernel finish_;
+  std::optional<JitKernel> unaligned_;  // where an address does not allow the vectors
   DepthwiseWeightParams params_{};
 };
 
@@ -135,8 +196,10 @@ Proposal propose_depthwise_weight(const Problem& problem, const DeviceProperties
   Proposal proposal;
   proposal.workspace_bytes = kernel->workspace_bytes();
   // Reads of neighbouring threads are as far apart as the stride; the first level cache serves them line by line.
+  // Strips read a quarter as often.
   const double loads = static_cast<double>(pixels_of(problem) * taps_of(problem) * problem.groups) / 32 *
-                       std::min(8.0, static_cast<double>(problem.axes[2].stride));
+                       std::min(8.0, static_cast<double>(problem.axes[2].stride)) *
+                       (strip_of(problem, true).cells > 0 ? 0.25 : 1.0);
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes())) *
       static_cast<double>(size_of(problem.dtype));

@@ -5,13 +5,15 @@
 #include "cuda/depthwise_weight.h"
 #include "cuda/direct.h"
 #include "cuda/general.h"
+#include "cuda/group.h"
 #include "cuda/reduce.h"
 #include "cuda/tile.h"
 
 namespace tconv::cuda {
 
 std::span<const Family> families() {
-  static constexpr std::array<Family, 5> kFamilies{{
+  static constexpr std::array<Family, 6> kFamilies{{
+      {"group", propose_group, /*exclusive=*/true},
       {"tile", propose_tile, /*exclusive=*/true, propose_tile_cut},
       {"direct", propose_direct, /*exclusive=*/true, propose_direct_cut},
       {"reduce", propose_reduce, /*exclusive=*/false, propose_reduce_cut},

@@ -10,6 +10,7 @@
 #include "cuda/kernels/general_params.cuh"
 #include "cuda/kernels/general_weight_params.cuh"
 #include "cuda/kernels/grad_bias_params.cuh"
+#include "cuda/kernels/group_params.cuh"
 #include "cuda/kernels/reduce_params.cuh"
 #include "cuda/source.h"
 #include "tconv/error.h"
@@ -36,6 +37,9 @@ std::vector<std::size_t> parameter_sizes(std::string_view entry) {
       {"tconv_reduce_finish", {sizeof(ReduceParams)}},
       {"tconv_depthwise_weight", {sizeof(cuda::depthwise_weight::DepthwiseWeightParams)}},
       {"tconv_depthwise_weight_finish", {sizeof(cuda::depthwise_weight::DepthwiseWeightParams)}},
+      {"tconv_group_input", {sizeof(GroupParams)}},
+      {"tconv_group_weight", {sizeof(GroupParams)}},
+      {"tconv_group_weight_finish", {sizeof(GroupParams)}},
       {"tconv_general", {sizeof(GeneralParams)}},
       {"tconv_general_weight", {sizeof(GeneralWeightParams)}},
       {"tconv_general_weight_finish", {sizeof(GeneralWeightParams)}},

@@ -24,6 +24,7 @@ TileMath math_of(const Problem& problem) {
 TileShape base_shape(const Problem& problem) {
   TileShape shape{};
   shape.line_axis = -1;
+  shape.window = 1;
   shape.most_blocks = static_cast<int>(kIntMax);
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));
@@ -204,11 +205,11 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
 
 namespace {
 
-// Summed channels below which a depth of eight (or sixteen) is too empty. A gradient with many rows and a few channels
-// of depth writes far more than it reads, and multiplies by zeros in the meantime.
+// Summed channels below which a depth of eight (or sixteen) is too empty. With many rows and a few channels of depth a
+// layer writes far more than it reads, and multiplies by zeros in the meantime.
 std::int64_t least_summed_channels(const Problem& problem) {
-  if (problem.direction == Direction::forward) return problem.groups > 1 ? 16 : 8;
-  return problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3 ? 3 : 8;
+  if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) return 3;
+  return problem.direction == Direction::forward && problem.groups > 1 ? 16 : 8;
 }
 
 }  // namespace
@@ -368,7 +369,10 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
   Problem filled = problem;
   filled.batch = static_cast<std::int64_t>(std::ceil(wanted / blocks));
   const std::vector<TileCandidate> others = sorted_candidates(filled, device, options);
-  const bool prefers_streams = !others.empty() && others.front().shape.streams;
+  // Where streams take taps as depth they were never the slower kind.
+  const auto windows = [](const TileCandidate& candidate) { return candidate.shape.window > 1; };
+  const bool prefers_streams =
+      (!others.empty() && others.front().shape.streams) || std::any_of(candidates.begin(), candidates.end(), windows);
   std::stable_partition(candidates.begin(), candidates.end(),
                         [&](const TileCandidate& candidate) { return streams(candidate) == prefers_streams; });
   return candidates;

@@ -45,6 +45,15 @@ double part_line_bytes(const TileShape& shape, const Problem& problem) {
   return part < whole ? 0.5 * outputs * shape.element_bytes * (whole / part - 1) : 0;
 }
 
+// What measured gradients took beyond the rest of the model: boxes bring elements that no tap reads, and products of
+// few rows are mostly empty.
+double gradient_surplus(const TileShape& shape) {
+  if (!shape.gradient) return 1;
+  bool sparse = false;
+  for (int a = 0; a < 3; ++a) sparse = sparse || shape.phases[a] < shape.stride[a];
+  return (sparse ? 1.45 : 1.0) * (shape.row_unit < 32 ? 1.2 : 1.0);
+}
+
 }  // namespace
 
 // Like tile_seconds, for blocks whose warps have roles. What bounds them is the way of a team from fragments to
@@ -62,15 +71,16 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
     rows += std::popcount(row_tiles_with_tap(shape, back)) * std::max(shape.row_unit, 32);
   const double products = (shape.splits() ? 3 : 1) * steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
   const double items = steps * shape.all_backs() / shape.line_backs();
-  const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows();
+  const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1;
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
-  const double words = shape.element_bytes == 2 && !shape.input_channels_last ? 2 : 1;
+  const double words = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1 ? 2 : 1;
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
   // The warps that multiply split fragments, and add up parts while the others' products go on.
-  const double kept = items / shape.part_items() * cell_tiles * shape.rows() / 2;
+  const double parts = items / shape.part_items() * cell_tiles * shape.rows() / 2;
   const double multiply =
-      shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * kept : 0.55 * products + 1.74 * fragments;
-  const double copies = 0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_channels()) * shape.copy_places();
+      shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * parts : 0.55 * products + 1.74 * fragments;
+  const double copies =
+      0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_read_channels()) * shape.copy_places();
 
   const double input_bytes = chunks * shape.input_stage_bytes();
   const double weight_bytes = chunks * shape.all_backs() * shape.weight_back_pitch() * 16;
@@ -93,6 +103,8 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double rest = blocks - full_waves * slots;
   double cycles = full_waves * std::max(busy * resident, latency);
   if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
+  // Clusters of small blocks spread unevenly: a chip full of large ones is faster.
+  if (shape.gradient && shape.depth_blocks > 1 && blocks > device.multiprocessors) cycles *= 1.25;
 
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
@@ -103,16 +115,17 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = tears_sectors(shape, problem) ? ends : 0;
-  const double parts = part_line_bytes(shape, problem);
-  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends + parts) / device.bandwidth;
+  const double part_lines = part_line_bytes(shape, problem);
+  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends + part_lines) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
   const double preference = strided || shape.all_backs() == 1 || shape.line_axis >= 0 ? 0.80 : 0.78;
   const double split = whole_rows ? 1.0 : 1.03;
-  return (std::max(cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth, transfer) * split + 5.5e-6 +
-          packing) *
-         preference;
+  const double computed = cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth;
+  // Among cuts that the memory bounds, those with less to compute.
+  const double besides = shape.gradient ? 0.05 * std::min(computed, transfer) : 0;
+  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * gradient_surplus(shape);
 }
 
 }  // namespace tconv::cuda

@@ -34,6 +34,31 @@ int lead_of(const Problem& problem, const TileShape& shape) {
   return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
 }
 
+// How many neighbouring taps of the width a gradient may take as depth: rows lie densely, and the two words that a lane
+// loads together begin at even elements.
+int window_of(const Problem& problem, const TileShape& shape) {
+  const Axis& width = problem.axes[2];
+  if (!shape.gradient || shape.input_channels_last || shape.granule < 2 || width.dilation != 1) return 1;
+  if ((width.stride % 2 != 0 && width.input > 1) || width.pad_begin % 2 != 0) return 1;
+  const int step = 2 * shape.vector();
+  int window = step;
+  while (width.kernel % window != 0) window /= 2;
+  return shape.channels * window % step == 0 ? window : 1;
+}
+
+void set_window(TileShape& shape, int window) {
+  shape.window = window;
+  if (window == 1) return;
+  shape.channels *= window;
+  shape.kernel[2] /= window;
+  shape.dilation[2] = window;
+  shape.phases[2] = shape.planes[2] = shape.stride[2];
+  const int products = shape.all_backs();
+  const int slabs = products >= 8 ? 2 : products >= 2 && window <= shape.vector() ? 4 : 8;
+  const int needed = static_cast<int>(round_up(ceil_div(shape.channels, shape.vector()), 2));
+  shape.slabs = std::min(slabs, needed == 6 ? 4 : needed);
+}
+
 // The axis whose distances are taken together: one besides the width, where neighbouring cells read neighbouring
 // inputs. It sets the order of the sums, so it is the same for all cuts of a problem.
 int line_axis_of(const TileShape& shape) {
@@ -204,9 +229,10 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   base.granule = granule_of(problem, base, aligned);
   if (base.granule == 0) return;
   base.streams = base.warpgroup = base.packed = true;
+  for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
+  set_window(base, window_of(problem, base));
   if (base.splits_rows()) base.granule = 1;
   base.wide_input = base.input_channels_last || base.granule > 1;
-  for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
   base.depth_teams = 1;
   base.line_axis = line_axis_of(base);
   // An exported file has launches without tensor maps, which depend on addresses.

@@ -79,6 +79,39 @@ TEST(Columns, RandomProblems) {
   EXPECT_GE(taken, count / 12) << "of " << count;
 }
 
+// Images of one cell, whose rows of the product are the output as it is.
+Problem one_cell(Direction direction, std::int64_t batch) {
+  Problem problem;
+  problem.direction = direction;
+  problem.batch = batch;
+  problem.in_channels = 100;
+  problem.out_channels = 38;
+  problem.axes[1] = {.input = 1, .kernel = 3, .stride = 2};
+  problem.axes[2] = {.input = 1, .kernel = 5, .stride = 1};
+  set_contiguous(problem);
+  return problem;
+}
+
+TEST(Columns, ImagesOfOneCell) {
+  Random random(36);
+  for (const Direction direction : kDirections) {
+    for (const std::int64_t batch : {1, 3, 70, 300}) {
+      for (const bool grouped : {false, true}) {
+        for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+          Problem problem = one_cell(direction, batch);
+          problem.dtype = dtype;
+          problem.groups = grouped ? 2 : 1;
+          problem.bias = direction == Direction::forward && batch != 3;
+          set_contiguous(problem);
+          Tensors tensors(problem, random);
+          compute_exact(problem, tensors);
+          EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
+        }
+      }
+    }
+  }
+}
+
 TEST(Columns, EveryInstructionSet) {
   Random random(32);
   for (const std::string& name : cpu::target_names()) {
@@ -117,6 +150,7 @@ TEST(Columns, ASampleDoesNotDependOnItsBatch) {
     const Problem problem = layer(direction, 40);
     EXPECT_EQ(plan(problem)->family, plan(layer(direction, 1))->family);
     expect_sample_alone_is_the_same(problem, "columns", 23, random);
+    expect_sample_alone_is_the_same(one_cell(direction, 60), "columns", 57, random);
   }
 }
 

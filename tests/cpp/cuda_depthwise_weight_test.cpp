@@ -40,12 +40,33 @@ TEST_F(EmulatedDepthwiseWeight, Layers) {
 }
 
 TEST_F(EmulatedDepthwiseWeight, PartsAndChannelsLast) {
-  Problem problem = gradient(make(2, 3, 3, 3, {axis(64, 4, 2, 1), axis(48, 4, 2, 1)}));
+  Problem problem = gradient(make(2, 3, 3, 3, {axis(96, 4, 2, 1), axis(64, 4, 2, 1)}));
   EXPECT_GT(propose_depthwise_weight(problem, test::gpu(90)).workspace_bytes, 0U);
   check(problem);
   problem = gradient(make(2, 40, 40, 40, {axis(9, 4, 2, 1), axis(11, 3, 2, 1)}));
   problem.input_strides = channels_last_strides(problem.input_sizes());
   problem.output_strides = channels_last_strides(problem.output_sizes());
+  check(problem);
+}
+
+TEST_F(EmulatedDepthwiseWeight, Strips) {
+  const auto described = [](const Problem& problem) {
+    return propose_depthwise_weight(problem, test::gpu(90)).kernel->describe();
+  };
+  // Rows that allow vectors of four, of two and of one, with windows that begin inside the padding.
+  Problem problem = gradient(make(2, 3, 3, 3, {axis(32, 4, 2, 1)}));
+  EXPECT_NE(described(problem).find("by vectors of 4 and 4"), std::string::npos) << described(problem);
+  check(problem);
+  problem = gradient(make(2, 3, 3, 3, {axis(42, 12, 2, 5)}));
+  EXPECT_NE(described(problem).find("by vectors of 2 and 4"), std::string::npos) << described(problem);
+  check(problem);
+  check(gradient(make(2, 3, 3, 3, {axis(7, 3, 1, 1), axis(13, 3, 1, 2, 0, 2)})));
+  check(gradient(make(1, 2, 2, 2, {axis(5, 8, 4, 2), axis(12, 8, 4, 2)})));
+  check(gradient(make(2, 2, 2, 2, {axis(4, 3, 2, 1), axis(6, 2, 1, 0), axis(16, 4, 2, 1)}), DType::bf16));
+  check(gradient(make(1, 2, 2, 2, {axis(1, 5, 3, 2), axis(3, 5, 3, 2)}), DType::bf16));
+  // A stride that leaves too wide a window: pixel after pixel.
+  problem = gradient(make(1, 2, 2, 2, {axis(20, 5, 9, 2)}));
+  EXPECT_EQ(described(problem).find("strips"), std::string::npos);
   check(problem);
 }
 

@@ -121,6 +121,33 @@ TEST_F(EmulatedTile, ForwardByStreams) {
   EXPECT_GE(vectors, 1);
 }
 
+// Channels-last boxes by the copy engine, and vectors of channels from the sums: kernels with and without lines, gaps
+// between the phases, groups, tails of cells and channels, chunks of 32 to 128 bytes, samples that share a block, one
+// to three axes, two bytes, and in the end blocks of a cluster that share a sum.
+TEST_F(EmulatedTile, ChannelsLast) {
+  const auto last = [](Problem problem, DType dtype = DType::f32) {
+    return in(std::move(problem), dtype, dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
+  };
+  const std::vector<Problem> problems = {
+      last(make(2, 48, 40, 1, {axis(5, 3, 1, 1), axis(19, 3, 1, 1)})),
+      last(make(1, 64, 32, 1, {axis(3, 3, 5, 1), axis(6, 2, 3, 0)})),
+      last(make(2, 72, 48, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}), DType::bf16),
+      last(make(5, 24, 72, 1, {axis(4, 4, 2, 1), axis(5, 4, 2, 1)})),
+      last(make(3, 64, 64, 2, {axis(40, 16, 8, 4)})),
+      last(make(1, 16, 36, 1, {axis(3, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 5, 1, 2)}), DType::f16),
+      last(make(2, 40, 32, 1, {axis(4, 2, 2, 0), axis(3, 3, 2, 1), axis(6, 2, 2, 0)})),
+      last(make(1, 1024, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)})),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  for (std::size_t i = 0; i < count; ++i) {
+    check(problems[i], 90);
+    if (i == 0 || test::takes_all()) check(problems[i], 90, Direction::grad_input);
+  }
+  EXPECT_GE(tensors, static_cast<int>(count));
+  EXPECT_GE(stacks, 1);
+  EXPECT_GE(vectors, static_cast<int>(count));
+}
+
 // The same in strict fp32: factors in halves, sums of a few products added up; lines, one distance, taps that some
 // phases lack; gradients with lines, with a stride, with split rows.
 TEST_F(EmulatedTile, StrictStreams) {
@@ -143,33 +170,6 @@ TEST_F(EmulatedTile, StrictStreams) {
   const std::size_t backward = test::takes_all() ? gradients.size() : 1;
   for (std::size_t i = 0; i < backward; ++i) check(gradients[i], 90, Direction::grad_input);
   EXPECT_GE(streams, static_cast<int>(count + backward));
-}
-
-// Channels-last boxes by the copy engine, and vectors of channels from the sums: kernels with and without lines, gaps
-// between the phases, groups, tails of cells and channels, chunks of 32 to 128 bytes, samples that share a block, one
-// to three axes, two bytes, and in the end blocks of a cluster that share a sum.
-TEST_F(EmulatedTile, ChannelsLast) {
-  const auto last = [](Problem problem, DType dtype = DType::f32) {
-    return in(std::move(problem), dtype, dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
-  };
-  const std::vector<Problem> problems = {
-      last(make(2, 48, 40, 1, {axis(5, 3, 1, 1), axis(19, 3, 1, 1)})),
-      last(make(1, 64, 32, 1, {axis(3, 3, 5, 1), axis(6, 2, 3, 0)})),
-      last(make(2, 72, 48, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}), DType::bf16),
-      last(make(5, 24, 72, 1, {axis(4, 4, 2, 1), axis(5, 4, 2, 1)})),
-      last(make(3, 64, 64, 2, {axis(40, 16, 8, 4)})),
-      last(make(1, 16, 36, 1, {axis(3, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 5, 1, 2)}), DType::f16),
-      last(make(2, 40, 32, 1, {axis(4, 2, 2, 0), axis(3, 3, 2, 1), axis(6, 2, 2, 0)})),
-      last(make(1, 1024, 64, 1, {axis(8, 4, 2, 1), axis(8, 4, 2, 1)})),
-  };
-  const std::size_t count = test::takes_all() ? problems.size() : 3;
-  for (std::size_t i = 0; i < count; ++i) {
-    check(problems[i], 90);
-    if (i < 2 || test::takes_all()) check(problems[i], 90, Direction::grad_input);
-  }
-  EXPECT_GE(tensors, static_cast<int>(count));
-  EXPECT_GE(stacks, 1);
-  EXPECT_GE(vectors, static_cast<int>(count));
 }
 
 // Kernel equal to the stride, twice the stride, smaller, in between; dilations; many planes; groups; one to three axes.
@@ -202,6 +202,41 @@ TEST_F(EmulatedTile, GradientByWarpgroups) {
           in(make(1, 40, 36, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}), DType::f32, Precision::tf32, true),
       },
       90);
+}
+
+// Taps of the width as depth: windows of two, four and eight (sixteen of two bytes), several of them in a row, rows
+// that begin inside the padding or at places of their own, channels that do not fill a chunk, groups, three axes.
+TEST_F(EmulatedTile, GradientByWindows) {
+  const std::vector<Problem> problems = {
+      make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(10, 2, 2, 0)}),
+      make(3, 40, 10, 1, {axis(33, 16, 8, 4)}),
+      in(make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(10, 2, 2, 0)}), DType::bf16),
+      make(2, 40, 18, 1, {axis(5, 4, 4, 0), axis(7, 4, 4, 0)}),
+      make(1, 40, 20, 1, {axis(150, 8, 4, 2)}),
+      make(9, 100, 24, 1, {axis(1, 4, 1, 0), axis(1, 4, 1, 0)}),
+      make(2, 80, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
+      make(1, 40, 20, 1, {axis(37, 4, 2, 0)}),
+      in(make(3, 40, 12, 1, {axis(33, 16, 8, 4)}), DType::bf16),
+      in(make(2, 40, 20, 1, {axis(5, 4, 4, 0), axis(14, 4, 4, 0)}), DType::bf16),
+      in(make(2, 40, 20, 1, {axis(150, 8, 4, 2)}), DType::bf16),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    Problem problem = problems[i];
+    problem.direction = Direction::grad_input;
+    SCOPED_TRACE(to_string(problem));
+    const test::EmulatedCase data(problem, random);
+    std::set<std::array<bool, 3>> kinds;
+    for (TileCandidate candidate : tile_candidates(problem, test::gpu(90))) {
+      TileShape& shape = candidate.shape;
+      if (!shape.streams) continue;
+      EXPECT_GT(shape.window, 1);
+      if (!kinds.insert({shape.stays, shape.lead < 0, shape.column_teams > 1}).second) continue;
+      if (shape.stays) shape.most_blocks = 2;
+      EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90), candidate)), "");
+    }
+    EXPECT_FALSE(kinds.empty());
+  }
 }
 
 // Channels-last data at an odd address gets a cut of its own.

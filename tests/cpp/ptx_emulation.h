@@ -191,6 +191,11 @@ inline float load_from_block(unsigned address, int rank) {
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
 
 inline unsigned load_shared_32(unsigned address) { return emulation::read<unsigned>(address); }
+inline void load_shared_64(unsigned address, unsigned (&words)[2]) {
+  if (address % 8 != 0) throw std::runtime_error("a load of eight bytes at an odd place");
+  words[0] = emulation::read<unsigned>(address);
+  words[1] = emulation::read<unsigned>(address + 4);
+}
 inline unsigned load_shared_16(unsigned address) { return emulation::read<unsigned short>(address); }
 template <int kThreads>
 void sync_first_threads() {

@@ -120,7 +120,7 @@ def compile_emulated(exported: ModuleType, pieces: tuple[str, ...], folder: Path
     real = dict(exported.FILES)
     exported.FILES.update({"ptx.cuh": "", "launch.cuh": LAUNCH})
     try:
-        names = ["begin", *pieces, "end"]
+        names = ["begin", *pieces]
         text = '#include "ptx_emulation.h"\n#define __CUDACC__\n' + host_text(
             exported.expand("\n".join(exported.PIECES[n] for n in names))
         )

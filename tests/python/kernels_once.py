@@ -29,6 +29,9 @@ KERNELS = (
     "tconv_reduce_finish of reduce_finish.cuh",
     "tconv_depthwise_weight of depthwise_weight.cuh",
     "tconv_depthwise_weight_finish of depthwise_weight.cuh",
+    "tconv_group_input of group_input.cuh",
+    "tconv_group_weight of group_weight.cuh",
+    "tconv_group_weight_finish of group_weight.cuh",
     "tconv_general of general.cuh",
     "tconv_general_weight of general_weight.cuh",
     "tconv_general_weight_finish of general_weight.cuh",
@@ -49,6 +52,7 @@ def shapes():
     yield 2, 2, 16, 16, 16, 9, 4, 2, 1, 0, 1
     yield 1, 2, 24, 24, 24, 60, 12, 2, 5, 0, 1
     yield 2, 2, 32, 32, 4, 9, 3, 2, 1, 1, 1
+    yield 2, 2, 16, 32, 2, 9, 3, 2, 1, 0, 1
     yield 2, 2, 3, 5, 1, 9, 3, 2, 1, 0, 1
     yield 2, 2, 128, 3, 1, 16, 4, 2, 1, 0, 1
     # Large enough for packed weights and for warps that only load.

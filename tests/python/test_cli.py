@@ -102,7 +102,7 @@ def test_explain_lists_the_problems(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "--device", "tpu"], "device"),
         (["bench", "kb64", "--channels-last"], "2-D or 3-D"),
         (["export", "--problem", "nothing", "-o", "-"], "no problem is called 'nothing'"),
-        (["kernelbench", "/nowhere"], "has no transposed-convolution problem"),
+        (["kernelbench", "/nowhere"], "/nowhere must be a checkout of KernelBench, but has no"),
         (["prepare", "nothing"], "no problem is called 'nothing'"),
     ],
 )

@@ -9,6 +9,7 @@ import math
 import os
 import random
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -307,6 +308,29 @@ def test_gradients_of_the_weight(family, precision):
         ran += 1
     declines_all = family != "general" and dtype == torch.float64
     assert ran == 0 if declines_all else ran > max(COUNT // 5, 1) // 6
+
+
+def test_gradients_of_small_groups(precision):
+    dtype, tf32 = precision
+    rng = random.Random(f"small groups {dtype} {tf32}")
+    ran = 0
+    for _ in range(max(COUNT // 10, 1)):
+        case = draw(rng, "direct")
+        while case.output[-1] % 2 == 0:  # other families take those
+            case = draw(rng, "direct")
+        case = replace(case, groups=rng.choice((2, 3, 4)), in_per_group=8, out_per_group=rng.choice((8, 16, 24, 32)))
+        x, w, _ = on_gpu(case, dtype, rng)
+        dy = torch.randn(case.batch, case.groups * case.out_per_group, *case.output, device="cuda").to(dtype)
+        with tconv.testing.force_family("group"):
+            try:
+                actual = backward(case, dy, x, w, (True, True, False))
+            except RuntimeError as error:
+                assert "no kernel family takes the problem" in str(error) or "declines" in str(error), error
+                continue
+        check_backward(case, x, w, dy, (actual[0], actual[1], None), tf32)
+        ran += 1
+    declines_all = dtype == torch.float64 or (dtype == torch.float32 and not tf32)
+    assert ran == 0 if declines_all else ran > max(COUNT // 10, 1) // 3
 
 
 def test_each_gradient_alone_and_all_together(precision):

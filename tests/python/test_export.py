@@ -198,7 +198,7 @@ def test_the_top_of_a_file_explains_plan_and_mathematics(exported):
     words = ast.get_docstring(ast.parse(exported.read_text()))
     assert "O = (I - 1) s - 2 p + d (K - 1) + q + 1" in words
     assert "n16 c32->64 i128x256 k3x5 s2x3 p1x2 d2x1 g4" in words
-    assert "Height: 2 phases, 1 with taps; width: 3 phases, 3 with taps." in words
+    assert "Output [16, 64, 257, 766]; phases along each axis: height 2 (1 with taps), width 3.\n" in words
     for direction in ("forward: direct", "grad_input: tile", "grad_weight: reduce"):
         assert direction in words
     assert "\nThe kinds of kernel:\n    tile: a matrix product on tensor cores" in words
@@ -210,12 +210,17 @@ def test_every_piece_has_its_files_and_functions(exported):
     module = load_exported(exported)
     (made,) = module.LAYERS
     assert set(made["sets"]) == {(gpu, kind) for gpu in ("hopper", "ampere") for kind in ("tf32", "strict")}
-    for pieces in [*made["sets"].values(), *((f"general_{e}", f"bias_{e}") for e in ("F64", "F32", "F16", "BF16"))]:
-        text = module.expand("\n".join(module.PIECES[name] for name in ("begin", *pieces, "end")))
-        assert '#include "' not in text
-        assert 'extern "C"' not in text
-        for name in ("forward", "grad_input", "grad_weight", "grad_bias"):
-            assert text.count(f"int {name}(const Tensors& tensors, const Layer& layer, void* stream) {{") == 1
+    directions = ("forward", "grad_input", "grad_weight", "grad_bias")
+    general = [tuple(f"{name}_{element}" for name in directions) for element in ("F64", "F32", "F16", "BF16")]
+    for pieces in [*made["sets"].values(), *general]:
+        for group in (directions[:1], directions[1:]):
+            names = ("begin", *module.pieces_for(directions.index(group[0]), pieces))
+            text = module.expand("\n".join(module.PIECES[name] for name in names))
+            assert '#include "' not in text
+            assert 'extern "C"' not in text
+            for name in directions:
+                signature = f"int {name}(const Tensors& tensors, const Layer& layer, void* stream) {{"
+                assert text.count(signature) == (name in group)
     portable = module.expand("\n".join(module.PIECES[name] for name in made["sets"]["ampere", "tf32"]))
     assert "wgmma.mma_async.sync.aligned.m64" not in portable
 
@@ -247,7 +252,8 @@ def test_what_load_inline_is_asked(exported, monkeypatch):
         asked.update(options, name=name, cpp=cpp_sources[0], cuda=cuda_sources[0])
 
     monkeypatch.setattr(module.cpp_extension, "load_inline", load_inline)
-    module.compile_set(module.LAYERS[0]["sets"]["hopper", "tf32"], "hopper")
+    made = module.LAYERS[0]["sets"]
+    module.compile_set(module.pieces_for(module.FORWARD, made["hopper", "tf32"]), "hopper")
     assert asked["functions"] == ["run", "workspace"]
     assert "no_implicit_headers" not in asked  # this one does not know the option
     assert "-gencode=arch=compute_90a,code=sm_90a" in asked["extra_cuda_cflags"]
@@ -255,8 +261,9 @@ def test_what_load_inline_is_asked(exported, monkeypatch):
     assert "struct Layer {" in asked["cpp"]
     assert "tconv_direct<<<" not in asked["cuda"]
     assert "namespace forward_kernel {" in asked["cuda"]
+    assert "grad_weight(" not in asked["cuda"]  # compiled when gradients are first asked for
     first = asked["name"]
-    module.compile_set(module.LAYERS[0]["sets"]["ampere", "tf32"], "ampere")
+    module.compile_set(module.pieces_for(module.FORWARD, made["ampere", "tf32"]), "ampere")
     assert asked["name"] != first
 
 
@@ -512,6 +519,18 @@ def test_structures_are_read_by_their_declarations():
     }
     with pytest.raises(ValueError, match="must point at a marker"):
         export_record.read_parameters("Outer", data[:-8] + struct.pack("<Q", 9 * distance), text)
+
+
+def test_parameters_are_those_of_the_branch_that_is_compiled():
+    text = (
+        "#define kWide 1\n#define kMany 2\n#if kWide\nusing Chosen = Wide;\n#ifdef OTHER\nint a;\n#endif\n#else\n"
+        "using Chosen = Narrow;\n#ifdef OTHER\nint b;\n#endif\n#endif\n#if kMany\nint c;\n#else\nint d;\n#endif\n"
+        "void kernel(const __grid_constant__ Chosen params);\n"
+    )
+    assert export_record.parameter_type("kernel", export_record.taken_branches(text)) == "Wide"
+    narrow = export_record.taken_branches(text.replace("kWide 1", "kWide 0"))
+    assert export_record.parameter_type("kernel", narrow) == "Narrow"
+    assert [name for name in "abcd" if f"int {name};" in narrow] == ["b", "c", "d"]  # what is not known stays
 
 
 def test_long_lines_are_broken_and_mean_the_same():

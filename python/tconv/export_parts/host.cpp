@@ -18,9 +18,9 @@ static void* pointer(Address address) { return reinterpret_cast<void*>(address);
 
 // An empty text, or what went wrong.
 std::string run(int direction, Address input, Address weight, Address bias, Address output, Address workspace,
-                const std::string& layer, Address stream) {
+                const std::string& layer, int device, Address stream) {
   const Tensors tensors = {pointer(input), pointer(weight), pointer(bias), pointer(output), pointer(workspace)};
-  const int error = launch_direction(direction, tensors, layer_of(layer), pointer(stream));
+  const int error = launch_on(device, direction, tensors, layer_of(layer), pointer(stream));
   return error == 0 ? std::string() : error_text(error);
 }
 

@@ -30,5 +30,6 @@ struct Tensors {
 
 // Zero, or the error of the CUDA runtime.
 int launch_direction(int direction, const Tensors& tensors, const Layer& layer, void* stream);
+int launch_on(int device, int direction, const Tensors& tensors, const Layer& layer, void* stream);
 long long workspace_bytes(int direction, const Layer& layer);
 const char* error_text(int error);

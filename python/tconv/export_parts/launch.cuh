@@ -57,4 +57,15 @@ int launch(void (*kernel)(Params...), dim3 grid, unsigned block, size_t shared_b
 
 }  // namespace
 
+// With the GPU that has the tensors, which need not be the thread's current one.
+int launch_on(int device, int direction, const Tensors& tensors, const Layer& layer, void* stream) {
+  int current = 0;
+  if (const cudaError_t error = cudaGetDevice(&current)) return static_cast<int>(error);
+  if (current == device) return launch_direction(direction, tensors, layer, stream);
+  if (const cudaError_t error = cudaSetDevice(device)) return static_cast<int>(error);
+  const int failed = launch_direction(direction, tensors, layer, stream);
+  const cudaError_t restored = cudaSetDevice(current);
+  return failed != 0 ? failed : static_cast<int>(restored);
+}
+
 const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }

@@ -80,10 +80,16 @@ def compiler_flags(gpu):
     return flags
 
 
+def pieces_for(direction, pieces):
+    """Those of a layer's four pieces that are compiled together: forward alone, so that a model that is never trained
+    waits for nothing else, and the gradients."""
+    return (pieces[0], "end_forward") if direction == FORWARD else (*pieces[1:], "end_gradients")
+
+
 @functools.lru_cache(None)
 def compile_set(pieces, gpu):
-    """Compiles the pieces of a set, one for each direction. PyTorch keeps the result on disk."""
-    text = expand("\n".join([PIECES["begin"], *(PIECES[name] for name in pieces), PIECES["end"]]))
+    """Compiles a set of pieces. PyTorch keeps the result on disk."""
+    text = expand("\n".join(PIECES[name] for name in ("begin", *pieces)))
     host = expand(HOST)
     flags = compiler_flags(gpu)
     name = "tconv_" + hashlib.sha256("\n".join([text, host, *flags]).encode()).hexdigest()[:16]
@@ -105,10 +111,13 @@ def compile_set(pieces, gpu):
 # --- Calls ----------------------------------------------------------------------------------------------------------
 
 
+MIXED_SWITCHES = contextlib.suppress(RuntimeError)  # the older switch can't tell what the newer one was set to
+
+
 def tf32_allowed():
     """PyTorch's switch: torch.backends.cudnn.allow_tf32, or the newer one, which knows convolutions apart."""
-    with contextlib.suppress(RuntimeError):  # the older switch can't tell what the newer one was set to
-        return torch.backends.cudnn.allow_tf32
+    with MIXED_SWITCHES:
+        return torch._C._get_cudnn_allow_tf32()
     return torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
@@ -143,52 +152,56 @@ class Call:
         if self.made_for is not None and self.numbers[0] > self.made_for["most_samples"]:
             self.made_for = None
         self.layer = struct.pack("22q", *self.numbers)
-        self.sets = {}
+        self.known = {}
 
-    def kernels(self, tensor):
-        """For a tensor's device and type: the compiled set, the layer that it was made for (None: any) and, for each
-        direction, the size of its workspace."""
-        key = (tensor.device, tensor.dtype, tf32_allowed())
-        found = self.sets.get(key)
+    def prepared(self, direction, tensor):
+        """What runs a direction on a tensor's device and type: the compiled set, whether it adds a bias (None: if there
+        is one), and the elements of its workspace. Compiled when it is first asked for."""
+        key = (direction, tensor.device, tensor.dtype, tf32_allowed())
+        found = self.known.get(key)
         if found is None:
-            kernels, made = self.choose(*key)
-            sizes = [kernels.workspace(direction, self.layer) for direction in range(4)]
-            found = self.sets[key] = (kernels, made, [-(-size // tensor.element_size()) for size in sizes])
+            require_gpu(tensor)
+            kernels, bias = self.choose(*key)
+            workspace = -(-kernels.workspace(direction, self.layer) // tensor.element_size())
+            found = self.known[key] = (kernels, bias, workspace)
         return found
 
-    def choose(self, device, dtype, tf32):
+    def choose(self, direction, device, dtype, tf32):
         gpu = choose_gpu(capability_of(device), toolkit_version())
-        made = self.made_for
-        if gpu == "general" or made is None or made["dtype"] != ELEMENTS[dtype]:
-            return compile_set(("general_" + ELEMENTS[dtype], "bias_" + ELEMENTS[dtype]), gpu), None
+        element, made = ELEMENTS[dtype], self.made_for
+        if gpu == "general" or made is None or made["dtype"] != element:
+            names = ("forward_", "grad_input_", "grad_weight_", "grad_bias_")
+            return compile_set(pieces_for(direction, [name + element for name in names]), gpu), None
         precision = "tf32" if tf32 and dtype == torch.float32 else "strict"
-        return compile_set(made["sets"][gpu, precision], gpu), made
+        return compile_set(pieces_for(direction, made["sets"][gpu, precision]), gpu), made["bias"]
 
     def compute(self, direction, first, second, bias=None):
         """Reads input and weight, output gradient and weight, input and output gradient, or the output gradient."""
-        require_gpu(first)
-        result = first.new_empty(self.shapes[direction])
         if self.numbers[0] == 0:
-            return result.zero_()
-        kernels, made, sizes = self.kernels(first)
+            require_gpu(first)
+            return first.new_zeros(self.shapes[direction])
+        kernels, adds_bias, size = self.prepared(direction, first)
+        result = first.new_empty(self.shapes[direction])
         later = None
-        if direction == FORWARD and made is not None and made["bias"] != (bias is not None):
+        if direction == FORWARD and adds_bias is not None and adds_bias != (bias is not None):
             # The kernel was made for a layer that has a bias, or for one that has none.
             later, bias = (bias, None) if bias is not None else (None, first.new_zeros(self.shapes[GRAD_BIAS]))
-        first, second, bias = dense(first), dense(second), bias if bias is None else dense(bias)
+        first, a = dense(first)
+        second, b = dense(second)
+        bias, c = (None, 0) if bias is None else dense(bias)
+        out = result.data_ptr()
+        workspace = first.new_empty(size) if size else None
         if direction == FORWARD:
-            tensors = [first, second, bias, result]
+            addresses = (a, b, c, out)
         elif direction == GRAD_INPUT:
-            tensors = [result, second, None, first]
+            addresses = (out, b, 0, a)
         elif direction == GRAD_WEIGHT:
-            tensors = [first, result, None, second]
+            addresses = (a, out, 0, b)
         else:
-            tensors = [None, None, result, first]
-        tensors.append(first.new_empty(sizes[direction]) if sizes[direction] else None)
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        launch(kernels, direction, addresses, self.layer, first.device)
+            addresses = (0, 0, out, a)
+        launch(kernels, direction, (*addresses, workspace.data_ptr() if size else 0), self.layer, first.device)
         if later is not None:
-            result += later.reshape(-1, *[1] * (result.dim() - 2))
+            result += later.detach().reshape(-1, *[1] * (result.dim() - 2))
         return result
 
 
@@ -201,20 +214,19 @@ def require_gpu(tensor):
 
 
 def launch(kernels, direction, addresses, layer, device):
-    if device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return launch(kernels, direction, addresses, layer, device)
     stream = torch._C._cuda_getCurrentRawStream(device.index)  # torch.cuda.current_stream() makes an object of it
-    failure = kernels.run(direction, *addresses, layer, stream)
+    failure = kernels.run(direction, *addresses, layer, device.index, stream)
     if failure:
         raise RuntimeError("a transposed convolution could not be launched: " + failure)
-    return None
 
 
 def dense(tensor):
-    """Without gaps, and aligned as the kernels' vectors of 16 bytes need it."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+    """A tensor without gaps, aligned as the kernels' vectors of 16 bytes need it, and its address."""
+    address = tensor.data_ptr()
+    if address % 16 or not tensor.is_contiguous():
+        tensor = tensor.contiguous() if address % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
+        address = tensor.data_ptr()
+    return tensor, address
 
 
 call_of = functools.lru_cache(4096)(Call)
@@ -225,12 +237,22 @@ call_of = functools.lru_cache(4096)(Call)
 # differentiated again.
 
 
+def conv_transpose(x, weight, bias, call):
+    """The output. Kernels run first, and autograd hears of it while they do: a GPU that waits has no other work."""
+    result = call.compute(FORWARD, x, weight, bias)
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return ConvTransposeFunction.apply(x, weight, bias, call, [result])
+    return result
+
+
 class ConvTransposeFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, call):
+    def forward(ctx, x, weight, bias, call, results):
         ctx.save_for_backward(x, weight)
         ctx.call = call
-        return call.compute(FORWARD, x, weight, bias)
+        return results.pop()
 
     @staticmethod
     def backward(ctx, grad):
@@ -240,6 +262,7 @@ class ConvTransposeFunction(torch.autograd.Function):
             GradInputFunction.apply(grad, weight, ctx.call) if wants[0] else None,
             GradWeightFunction.apply(x, grad, ctx.call) if wants[1] else None,
             GradBiasFunction.apply(grad, ctx.call) if wants[2] else None,
+            None,
             None,
         )
 
@@ -256,7 +279,7 @@ class GradInputFunction(torch.autograd.Function):
         grad, weight = ctx.saved_tensors
         wants = ctx.needs_input_grad
         return (
-            ConvTransposeFunction.apply(x, weight, None, ctx.call) if wants[0] else None,
+            conv_transpose(x, weight, None, ctx.call) if wants[0] else None,
             GradWeightFunction.apply(x, grad, ctx.call) if wants[1] else None,
             None,
         )
@@ -275,7 +298,7 @@ class GradWeightFunction(torch.autograd.Function):
         wants = ctx.needs_input_grad
         return (
             GradInputFunction.apply(grad, weight, ctx.call) if wants[0] else None,
-            ConvTransposeFunction.apply(x, weight, None, ctx.call) if wants[1] else None,
+            conv_transpose(x, weight, None, ctx.call) if wants[1] else None,
             None,
         )
 
@@ -371,27 +394,30 @@ class ConvTransposeNd(nn.Module):
         return found
 
     def forward(self, x, output_size=None):
-        weight, bias = self.weight, self.bias
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
+        if weight is None:  # worked out anew for every call, as under weight_norm
+            weight = self.weight
         if torch.is_autocast_enabled() and x.is_cuda and x.dtype != torch.float64:
             dtype = torch.get_autocast_gpu_dtype()
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        if x.dtype not in ELEMENTS:
-            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {x.dtype}")
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device):
-                raise RuntimeError(
-                    f"input and {name} must have one type and device, got {x.dtype} on {x.device} and "
-                    f"{tensor.dtype} on {tensor.device}"
-                )
+        dtype, device = x.dtype, x.device
+        if dtype not in ELEMENTS:
+            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {dtype}")
+        if weight.dtype != dtype or weight.device != device:
+            self.refuse("weight", weight, x)
+        if bias is not None and (bias.dtype != dtype or bias.device != device):
+            self.refuse("bias", bias, x)
         if x.dim() == self.rank + 1:
             return self.forward(x.unsqueeze(0), output_size).squeeze(0)
         padding = self.output_padding if output_size is None else self.output_padding_for(x, output_size)
         call = call_of(x.shape, weight.shape, self.stride, self.padding, padding, self.dilation, self.groups)
-        if torch.is_grad_enabled() and (
-            x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        ):
-            return ConvTransposeFunction.apply(x, weight, bias, call)
-        return call.compute(FORWARD, x, weight, bias)
+        return conv_transpose(x, weight, bias, call)
+
+    def refuse(self, name, tensor, x):
+        raise RuntimeError(
+            f"input and {name} must have one type and device, got {x.dtype} on {x.device} and "
+            f"{tensor.dtype} on {tensor.device}"
+        )
 
 
 class ConvTranspose1d(ConvTransposeNd):

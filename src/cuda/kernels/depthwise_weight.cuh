@@ -5,6 +5,7 @@
 //   Element                    F32, F16 or BF16
 //   kKernel, kStride, kDilation    int[3]
 //   kAcross                    neighbouring threads take neighbouring channels, rather than pixels
+//   kStrip                     a DepthwiseStrip
 #include "depthwise_weight_params.cuh"
 #include "ptx.cuh"
 #include "types.cuh"
@@ -15,15 +16,15 @@ using tconv_device::i64;
 constexpr int kTaps = kKernel[0] * kKernel[1] * kKernel[2];
 constexpr int kAtOnce = kAcross ? kDepthwiseThreads / kDepthwiseLanes : kDepthwiseThreads;  // threads of a channel
 
-// A pixel as sample, depth, row and column.
+// A pixel (or a strip of them) as sample, depth, row and column.
 struct Pixel {
   int at[4];
 
   __device__ __forceinline__ Pixel(const DepthwiseWeightParams& p, int index) {
 #pragma unroll
     for (int axis = 2; axis >= 0; --axis) {
-      at[1 + axis] = index % p.input_size[axis];
-      index /= p.input_size[axis];
+      at[1 + axis] = index % p.steps[axis];
+      index /= p.steps[axis];
     }
     at[0] = index;
   }
@@ -32,8 +33,8 @@ struct Pixel {
 #pragma unroll
     for (int axis = 2; axis >= 0; --axis) {
       at[1 + axis] += step.at[1 + axis] + carry;
-      carry = at[1 + axis] >= p.input_size[axis] ? 1 : 0;
-      at[1 + axis] -= carry != 0 ? p.input_size[axis] : 0;
+      carry = at[1 + axis] >= p.steps[axis] ? 1 : 0;
+      at[1 + axis] -= carry != 0 ? p.steps[axis] : 0;
     }
     at[0] += step.at[0] + carry;
   }
@@ -78,6 +79,64 @@ __device__ __forceinline__ void add_pixel(const DepthwiseWeightParams& p, const 
   }
 }
 
+template <int kCount>
+struct alignas(sizeof(Storage) * kCount) Vector {
+  Storage value[kCount];
+};
+
+// Columns first, first + 1, ... of a row: by vectors where all of them exist.
+template <int kLoad, int kCount>
+__device__ __forceinline__ void load_row(const Storage* row, int first, int width, float (&values)[kCount]) {
+  if (first >= 0 && first + kCount <= width) {
+    Vector<kLoad> loads[kCount / kLoad];
+#pragma unroll
+    for (int i = 0; i < kCount / kLoad; ++i)
+      loads[i] = *reinterpret_cast<const Vector<kLoad>*>(row + first + i * kLoad);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = Element::load(loads[i / kLoad].value[i % kLoad]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const bool exists = static_cast<unsigned>(first + i) < static_cast<unsigned>(width);
+    values[i] = exists ? Element::load(row[first + i]) : 0.0f;
+  }
+}
+
+template <int kCells>
+__device__ __forceinline__ void add_strip(const DepthwiseWeightParams& p, const Storage* input, const Storage* output,
+                                          const Pixel& place, float (&sum)[kTaps]) {
+  float cells[kCells];
+  load_row<kStrip.input_load>(
+      input + place.at[0] * p.input_strides[0] + place.at[1] * p.input_strides[2] + place.at[2] * p.input_strides[3],
+      place.at[3] * kCells, p.input_size[2], cells);
+  const int column = place.at[3] * kCells * kStride[2] - p.pad[2] - kStrip.lead;
+  const Storage* const sample = output + place.at[0] * p.output_strides[0];
+#pragma unroll
+  for (int d = 0; d < kKernel[0]; ++d) {
+#pragma unroll
+    for (int h = 0; h < kKernel[1]; ++h) {
+      const int plane = place.at[1] * kStride[0] - p.pad[0] + d * kDilation[0];
+      const int row = place.at[2] * kStride[1] - p.pad[1] + h * kDilation[1];
+      if (static_cast<unsigned>(plane) >= static_cast<unsigned>(p.output_size[0]) ||
+          static_cast<unsigned>(row) >= static_cast<unsigned>(p.output_size[1])) {
+        continue;
+      }
+      float window[kStrip.window()];
+      load_row<kStrip.output_load>(sample + plane * p.output_strides[2] + row * p.output_strides[3], column,
+                                   p.output_size[2], window);
+#pragma unroll
+      for (int w = 0; w < kKernel[2]; ++w) {
+#pragma unroll
+        for (int q = 0; q < kCells; ++q) {
+          sum[(d * kKernel[1] + h) * kKernel[2] + w] +=
+              cells[q] * window[kStrip.lead + q * kStride[2] + w * kDilation[2]];
+        }
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ void store(const DepthwiseWeightParams& p, int part, int channel, int tap, float total) {
   if (p.parts > 1) {
     p.sums[(static_cast<i64>(part) * p.channels + channel) * kTaps + tap] = total;
@@ -90,9 +149,14 @@ __device__ __forceinline__ void store(const DepthwiseWeightParams& p, int part, 
                                   w * p.weight_strides[4]] = Element::store(total);
 }
 
-extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kTaps <= 32 ? 4 : 2)
+// Values that a thread holds at once, and so how many blocks share the registers of a multiprocessor.
+constexpr int kHeld = kTaps + (kStrip.cells > 0 ? kStrip.window() + kStrip.cells : 12);
+constexpr int kBlocks = kHeld <= 44 ? 4 : kHeld <= 64 ? 3 : 2;
+
+extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     tconv_depthwise_weight(const __grid_constant__ DepthwiseWeightParams p) {
   constexpr int kWarps = kDepthwiseThreads / 32;
+  ptx::let_next_kernel_start();
   const int thread = threadIdx.x;
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -111,7 +175,11 @@ extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kTaps <= 32 ? 4 
     Pixel pixel(p, first);
 #pragma unroll 1
     for (int index = first; index < end; index += kAtOnce) {
-      add_pixel(p, input, output, pixel, sum);
+      if constexpr (kStrip.cells > 0) {
+        add_strip<kStrip.cells>(p, input, output, pixel, sum);
+      } else {
+        add_pixel(p, input, output, pixel, sum);
+      }
       pixel.advance(p, step);
     }
   }
@@ -151,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(kDepthwiseThreads)
     tconv_depthwise_weight_finish(const __grid_constant__ DepthwiseWeightParams p) {
   const int index = blockIdx.x * kDepthwiseThreads + threadIdx.x;
   if (index >= p.channels * kTaps) return;
+  ptx::wait_for_previous_kernel();
   float total = 0;
 #pragma unroll 8
   for (int part = 0; part < p.parts; ++part) total += p.sums[static_cast<i64>(part) * p.channels * kTaps + index];

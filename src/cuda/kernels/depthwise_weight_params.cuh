@@ -7,6 +7,18 @@ constexpr int kDepthwiseThreads = 256;
 constexpr int kDepthwiseLanes = 32;     // channels of a block where these are neighbours in memory
 constexpr int kMostDepthwiseTaps = 64;  // a thread keeps a sum for each
 
+// Cells of a row that a thread takes at once, where rows lie densely: it loads them, and for each row of taps all that
+// they read, by vectors.
+struct DepthwiseStrip {
+  int cells;        // 0: one pixel after the other, element by element
+  int input_load;   // elements that are loaded together from rows of the input
+  int output_load;  // and of the output: windows begin at multiples of it ...
+  int lead;         // ... and therefore this many columns before the first that is needed
+  int needed;       // columns
+
+  constexpr int window() const { return (lead + needed + output_load - 1) / output_load * output_load; }
+};
+
 struct DepthwiseWeightParams {
   const void* input;
   const void* output;
@@ -19,6 +31,7 @@ struct DepthwiseWeightParams {
   int input_size[3];
   int output_size[3];
   int pad[3];
-  int pixels;  // batch x input pixels
+  int steps[3];  // of a channel's pixels along each axis: the input's size, or strips of a row
+  int pixels;    // batch x steps
   int parts;
 };

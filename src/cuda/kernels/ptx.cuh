@@ -134,6 +134,9 @@ __device__ __forceinline__ unsigned load_shared_32(unsigned address) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
   return word;
 }
+__device__ __forceinline__ void load_shared_64(unsigned address, unsigned (&words)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
+}
 __device__ __forceinline__ unsigned load_shared_16(unsigned address) {
   unsigned short bits;
   asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");

@@ -37,17 +37,21 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   const int first_channel = first_slab * kVector;
   const int first_out = channel_block * kShape.block_channels;
   const Element* weight = static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
-                          first_channel * params.weight_strides[0] + first_out * params.weight_strides[1];
+                          first_out * params.weight_strides[1];
   // Output channels and input channels that exist; the rest of a block is zeros.
   const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
   const int ins = min(kIns, kShape.channels - first_channel);
   const auto load = [&](int v, int out_channel, int tap) {
     if (v >= ins || out_channel >= outs) return Element(0);
-    const long long position = kDenseTaps ? tap * params.weight_strides[4]
-                                          : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
-                                                tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
-                                                tap % kShape.kernel[2] * params.weight_strides[4];
-    return weight[v * params.weight_strides[0] + out_channel * params.weight_strides[1] + position];
+    const int channel = kShape.windowed(first_channel + v);
+    const int column = tap % kShape.kernel[2] * kShape.window + channel % kShape.window;
+    const long long position = kDenseTaps && kShape.window == 1
+                                   ? tap * params.weight_strides[4]
+                                   : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
+                                         tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
+                                         column * params.weight_strides[4];
+    return weight[channel / kShape.window * params.weight_strides[0] + out_channel * params.weight_strides[1] +
+                  position];
   };
   if constexpr (kStaged) {
     // Neighbouring threads read neighbours in memory: output channels, or taps and then whichever channels lie closer.

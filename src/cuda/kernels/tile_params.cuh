@@ -60,6 +60,10 @@ struct TileShape {
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
+  // A gradient that streams rows as they lie may take `window` neighbouring taps of the width as depth, as if each were
+  // a channel: neighbours in memory, in the input as in the weights. Then `channels` counts (channel, tap of a window),
+  // `kernel` windows, and `dilation` is the way from one to the next. Otherwise 1.
+  int window;
   // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.
@@ -137,6 +141,18 @@ struct TileShape {
 
   constexpr int vector() const { return 16 / element_bytes; }
   constexpr int chunk_channels() const { return slabs * vector(); }
+  // Channels of the tensor that is read, and of a chunk of it.
+  constexpr int read_channels() const { return channels / window; }
+  constexpr int chunk_read_channels() const { return chunk_channels() / window; }
+  // Which (channel, tap of a window) is where products expect the `index`-th one: the lanes of a fragment load two
+  // words that are neighbours in memory, half a step of depth apart for the tensor cores.
+  constexpr int windowed(int index) const {
+    const int step = 2 * vector();
+    const int word = vector() / 4;  // elements of four bytes
+    const int at = index % step;
+    const int lane = at % vector() / word;
+    return window == 1 ? index : index / step * step + (lane * 2 + at / vector()) * word + at % word;
+  }
   constexpr int channel_chunks() const { return (channels + chunk_channels() - 1) / chunk_channels(); }
   constexpr int chunks() const { return channel_chunks() * all_plane_groups(); }
   constexpr int block_chunks() const { return chunks() / depth_blocks; }
@@ -224,7 +240,7 @@ struct TileShape {
   constexpr int input_stage_bytes() const {
     if (!streams) return slabs * slab_pitch() * 16;
     if (tensor_copies) return (box_bytes() + 1023) / 1024 * 1024;  // as the swapping of columns repeats
-    return input_channels_last ? box_bytes() : chunk_channels() * channel_pitch();
+    return input_channels_last ? box_bytes() : chunk_read_channels() * channel_pitch();
   }
   constexpr int box_bytes() const { return box_rows() * box(2) * cell_pitch(); }  // channels-last
 
@@ -232,13 +248,15 @@ struct TileShape {
   // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
   // different banks.
   constexpr int box(int axis) const {
-    return gradient ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 : patch(1 + axis);
+    return gradient
+               ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + (axis == 2 ? window : 1)
+               : patch(1 + axis);
   }
   constexpr int box_rows() const { return tile[0] * box(0) * box(1); }
   // A gradient's cells lie `stride` elements apart, for large strides on a few banks only: there the residues of a row
   // lie in planes of their own, at the price of copies of one element.
   constexpr bool splits_rows() const {
-    return streams && gradient && !input_channels_last && element_bytes == 4 && stride[2] % 4 == 0;
+    return streams && gradient && window == 1 && !input_channels_last && element_bytes == 4 && stride[2] % 4 == 0;
   }
   constexpr int plane_length() const { return (box(2) + stride[2] - 1) / stride[2]; }
   // Elements from the start of a row to its element `index`, and from one cell to the next.
@@ -256,6 +274,10 @@ struct TileShape {
   }
   constexpr int channel_pitch() const {
     const int words = (box_rows() * row_pitch() * element_bytes + 3) / 4;
+    if (window > 1) {
+      const int apart = 16 * window / vector() % 32;  // banks for each of the channels of a step
+      return 4 * ((words - apart + 31) / 32 * 32 + apart);
+    }
     return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
   }
   constexpr int cell_pitch() const { return slabs * 16 + (tensor_copies ? 0 : 16); }

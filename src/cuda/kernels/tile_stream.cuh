@@ -72,8 +72,11 @@ struct CellTeam {
     const int lane = threadIdx.x % 32;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
+    constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
     const int channel = kShape.tensor_copies         ? 0
                         : kShape.input_channels_last ? lane % 4 * 4
+                        : kShape.window > 1          ? lane % 4 * kPair / kShape.window * kShape.channel_pitch() +
+                                                           lane % 4 * kPair % kShape.window * kShape.element_bytes
                                                      : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
 #pragma unroll
     for (int i = 0; i < kPlaces; ++i) {
@@ -103,6 +106,14 @@ struct CellTeam {
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
+    if constexpr (kShape.window > 1) {
+      load_windows(out, stage, offset, step);
+    } else {
+      load_channels(out, stage, offset, step);
+    }
+    if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
+  }
+  __device__ __forceinline__ void load_channels(Fragments& out, unsigned stage, int offset, int step) const {
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
       if constexpr (kShape.tensor_copies) {
@@ -123,7 +134,6 @@ struct CellTeam {
         }
       }
     }
-    if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
   }
   static __device__ __forceinline__ void split(Fragments& out, const Fragments& words) {
 #pragma unroll
@@ -143,6 +153,31 @@ struct CellTeam {
     ptx::load_matrices(out, cell ^ vector);
 #pragma unroll
     for (unsigned& word : out) word = rounded(word);
+  }
+  // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
+  __device__ __forceinline__ void load_windows(Fragments& out, unsigned stage, int offset, int step) const {
+    constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
+    // Of two-byte elements, a window of two is one word, and places may be as little as a word apart.
+    constexpr bool kTwoWords = kShape.element_bytes == 4 || (kShape.window % 4 == 0 && kShape.granule % 4 == 0 &&
+                                                             kShape.lead % 4 == 0 && kShape.stride[2] % 4 == 0);
+    constexpr int kNext = kShape.window * kShape.element_bytes >= 8 ? 4 : kShape.channel_pitch();
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? half : 0] + offset + i * kShape.line_step() +
+                              step * kChannels * kShape.channel_pitch();
+        unsigned words[2];
+        if constexpr (kTwoWords) {
+          ptx::load_shared_64(cell, words);
+        } else {
+          words[0] = ptx::load_shared_32(cell);
+          words[1] = ptx::load_shared_32(cell + kNext);
+        }
+        out[i][half] = rounded(words[0]);
+        out[i][2 + half] = rounded(words[1]);
+      }
+    }
   }
   static __device__ __forceinline__ unsigned rounded(unsigned word) {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;

@@ -18,7 +18,7 @@ struct InputCopies {
   static constexpr int kPieceBytes = kShape.granule * kShape.element_bytes;
   static constexpr int kPlaces = kShape.copy_places();
   static constexpr int kPieces = kPlaces / kShape.box_rows();  // of a row
-  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_channels();
+  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_read_channels();
   static constexpr int kAtOnce = kPlaces >= kInputThreads              ? 1
                                  : kInputThreads / kPlaces < kChannels ? kInputThreads / kPlaces
                                                                        : kChannels;
@@ -90,19 +90,21 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Til
                                              RingPlace<kShape.input_ring>& place) {
   const BlockCells& cells = tile.cells;
   const InputCopies copies(params, cells, thread);
-  int channel = tile.rank * kShape.block_chunks() * kShape.chunk_channels();
+  int channel = tile.rank * kShape.block_chunks() * kShape.chunk_read_channels();
   const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
-  const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
-                        (static_cast<long long>(tile.rows.group) * kShape.channels + channel) * params.input_strides[1];
+  const Element* base =
+      static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+      (static_cast<long long>(tile.rows.group) * kShape.read_channels() + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
     ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
-    copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
+    copies.copy(base, channel_bytes, kShape.read_channels() - channel, ring + place.slot * kShape.input_stage_bytes(),
+                thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
-    channel += kShape.chunk_channels();
-    base += kShape.chunk_channels() * params.input_strides[1];
+    channel += kShape.chunk_read_channels();
+    base += kShape.chunk_read_channels() * params.input_strides[1];
   }
 }

@@ -1,0 +1,163 @@
+// The weights of forward and grad_input in the order in which the register tiles read them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "cpu/blocking.h"
+#include "cpu/panels.h"
+#include "cpu/simd.h"
+#include "cpu/tile.h"
+#include "tconv/problem.h"
+
+namespace tconv::cpu {
+
+// A block of target channels of one group.
+struct TargetBlock {
+  std::int64_t group = 0;
+  std::int64_t first = 0;
+  std::int64_t targets = 0;
+};
+
+// What the columns of the register tiles are, and so the order of the packed weights of a block of targets and a chunk
+// of source channels, without gaps:
+enum class WeightOrder {
+  along_cells,      // cells: [phase][panel of targets][channel][tap][target of the panel]
+  along_targets,    // targets: [phase][panel][channel][tap][target], the last panel filled with zeros to whole vectors
+  channels_inside,  // targets, channels innermost in the source: [phase][panel][tap][channel][target]
+};
+
+template <typename E, typename T>
+class PackedWeights {
+ public:
+  PackedWeights() = default;
+  PackedWeights(const Problem& problem, const Roles& roles, const Tiling& tiling, WeightOrder order)
+      : roles_(roles), order_(order), longest_(tiling.longest()), all_taps_(tiling.all_taps()) {
+    group_step_ = problem.in_channels_per_group() * problem.weight_strides[0];
+    std::int64_t taps_so_far = 0;
+    for (const PhaseTile& phase : tiling.phases()) {
+      taps_before_.push_back(taps_so_far);
+      taps_so_far += static_cast<std::int64_t>(phase.taps.size());
+      std::vector<std::int64_t>& places = taps_.emplace_back();
+      for (const Tap& tap : phase.taps) {
+        std::int64_t place = 0;
+        for (int a = 0; a < kSpatialAxes; ++a) place += tap.tap[a] * problem.weight_strides[2 + a];
+        places.push_back(place);
+      }
+    }
+  }
+
+  // Targets that a block takes up.
+  std::int64_t targets(std::int64_t count) const {
+    return order_ == WeightOrder::along_cells ? count : round_up(count, kMostLanes);
+  }
+  // Taps of the phases before this one.
+  std::int64_t taps_before(std::size_t phase) const { return taps_before_[phase]; }
+  // Where the weights of a phase begin in those of a block and chunk.
+  std::int64_t place_of_phase(const TargetBlock& block, std::int64_t channels, std::size_t phase) const {
+    return targets(block.targets) * channels * taps_before_[phase];
+  }
+
+  // The register tiles whose columns are target channels.
+  MathOps<T>::TileSize tile_along_targets(const MathOps<T>& math, std::int64_t count) const {
+    return order_ == WeightOrder::channels_inside ? math.tile_for_cells(longest_, count)
+                                                  : math.tile_for(longest_, count);
+  }
+
+  void pack(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
+            T* packed) const {
+    if (roles_.joined > 1) return pack_joined(weight, block, first_channel, channels, packed);
+    const MathOps<T>& math = math_ops<T>();
+    const bool inside = order_ == WeightOrder::channels_inside;
+    const std::int64_t panel = panel_of(math, block.targets);
+    const std::int64_t panels = ceil_div(block.targets, panel);
+    std::vector<PackTap> taps(panels * all_taps_);
+    std::size_t index = 0;
+    for (std::int64_t row = 0; row < block.targets; row += panel) {
+      const std::int64_t width = width_of(math, panel, block.targets, row);
+      for (std::size_t phase = 0; phase < taps_.size(); ++phase) {
+        const auto count = static_cast<std::int64_t>(taps_[phase].size());
+        const std::int64_t begin = place_of_phase(block, channels, phase) + row * channels * count;
+        for (std::int64_t t = 0; t < count; ++t) {
+          taps[index++] = {taps_[phase][t], begin + (inside ? t * channels : t) * width, (inside ? 1 : count) * width};
+        }
+      }
+    }
+    PackWeights<E, T> job;
+    job.channel_step = roles_.weight_source_step;
+    job.tap_count = all_taps_;
+    job.whole_taps = std::all_of(taps.begin(), taps.end(),
+                                 [&](const PackTap& tap) { return tap.from >= 0 && tap.from < job.tap_count; });
+    job.target_step = roles_.weight_target_step;
+    job.packed = packed;
+    const E* const source = weight + block.group * group_step_ + first_channel * roles_.weight_source_step +
+                            block.first * roles_.weight_target_step;
+    // A few channels at a time where their targets lie together, so that memory is read in order.
+    const bool in_order = std::abs(job.channel_step) > std::abs(job.target_step);
+    const std::int64_t step = in_order ? std::int64_t{4} : channels;
+    for (job.first_channel = 0; job.first_channel < channels; job.first_channel += step) {
+      job.channels = std::min(step, channels - job.first_channel);
+      for (std::int64_t p = 0; p < panels; ++p) {
+        const std::int64_t row = p * panel;
+        job.width = width_of(math, panel, block.targets, row);
+        job.valid = std::min(job.width, block.targets - row);
+        job.taps = taps.data() + p * all_taps_;
+        job.source = source + row * roles_.weight_target_step;
+        element_ops<E, T>().pack_weights(job);
+      }
+    }
+  }
+
+ private:
+  // Targets of the panels of a block, and of one that begins at `row`.
+  std::int64_t panel_of(const MathOps<T>& math, std::int64_t count) const {
+    if (order_ == WeightOrder::along_cells) return math.tile_for(count, longest_).rows;
+    return tile_along_targets(math, count).vectors * math.lanes;
+  }
+  std::int64_t width_of(const MathOps<T>& math, std::int64_t panel, std::int64_t count, std::int64_t row) const {
+    return order_ == WeightOrder::along_cells ? std::min(panel, count - row) : panel_width(math, panel, count, row);
+  }
+
+  // The same with channels innermost in the source; weights between joined groups are zero.
+  void pack_joined(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
+                   T* packed) const {
+    const MathOps<T>& math = math_ops<T>();
+    const std::int64_t panel = panel_of(math, block.targets);
+    const std::int64_t sources = roles_.source_channels / roles_.joined;
+    const std::int64_t targets = roles_.target_channels / roles_.joined;
+    for (std::size_t phase = 0; phase < taps_.size(); ++phase) {
+      T* to = packed + place_of_phase(block, channels, phase);
+      for (std::int64_t row = 0; row < block.targets; row += panel) {
+        const std::int64_t width = width_of(math, panel, block.targets, row);
+        for (const std::int64_t tap : taps_[phase]) {
+          for (std::int64_t c = first_channel; c < first_channel + channels; ++c, to += width) {
+            std::fill_n(to, width, T{0});
+            const std::int64_t part = c / sources;
+            // Targets of the group that the panel has.
+            const std::int64_t low = std::max(block.first + row, part * targets);
+            const std::int64_t high =
+                std::min({block.first + row + width, block.first + block.targets, (part + 1) * targets});
+            if (low >= high) continue;
+            const std::int64_t group = block.group * roles_.joined + part;
+            const E* const from = weight + tap + group * group_step_ +
+                                  (c - part * sources) * roles_.weight_source_step +
+                                  (low - part * targets) * roles_.weight_target_step;
+            element_ops<E, T>().load(from, roles_.weight_target_step, to + low - block.first - row, 1, high - low);
+          }
+        }
+      }
+    }
+  }
+
+  Roles roles_;
+  WeightOrder order_ = WeightOrder::along_cells;
+  std::int64_t longest_ = 1;     // cells of a tile
+  std::int64_t group_step_ = 0;  // from the weights of a group to the next
+  std::int64_t all_taps_ = 0;
+  std::vector<std::vector<std::int64_t>> taps_;  // of each phase: where its taps lie in the weight
+  std::vector<std::int64_t> taps_before_;        // of each phase: taps of the phases before it
+};
+
+}  // namespace tconv::cpu

@@ -1,0 +1,205 @@
+#include "cuda/group.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "cuda/element_name.h"
+#include "cuda/jit_kernel.h"
+#include "cuda/kernels/group_params.cuh"
+
+namespace tconv::cuda {
+namespace {
+
+constexpr std::int64_t kIntMax = std::numeric_limits<int>::max();
+constexpr int kMostProducts = 12;  // of a warp that adds up weights, in registers
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+std::string_view why_not(const Problem& problem, const DeviceProperties& device) {
+  if (problem.direction != Direction::grad_input && problem.direction != Direction::grad_weight)
+    return "computes grad_input and grad_weight";
+  if (problem.groups == 1 || problem.in_channels_per_group() != kGroupChannels ||
+      problem.out_channels_per_group() % 8 != 0 || problem.out_channels_per_group() > 32) {
+    return "needs groups of 8 input channels and 8 to 32 output channels";
+  }
+  if (problem.dtype == DType::f64) return "tensor cores have no float64 here";
+  if (problem.dtype == DType::f32 && problem.precision != Precision::tf32) return "multiplies in TF32";
+  if (device.arch < 80) return "needs sm_80 or later";
+  if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1) return "rows do not lie densely";
+  if (problem.axes[2].output() % 2 == 0)
+    return "rows of even length come faster to the other families, several at once";
+  double taps = 1;
+  for (const Axis& axis : problem.axes) {
+    taps *= static_cast<double>(axis.kernel);
+    if (axis.stride > 64 || axis.dilation > 64 || axis.pad_begin > kIntMax / 4 || axis.input > kIntMax / 128 ||
+        axis.output() > kIntMax / 4) {
+      return "sizes along an axis beyond 32 bits";
+    }
+  }
+  if (taps > 256) return "too many taps";
+  if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0)
+    return "nothing to compute";
+  return {};
+}
+
+// The box of pixels with the least that is read for each of them, in a third of a multiprocessor's shared memory or,
+// where none fits, in half of it.
+std::optional<GroupShape> shape_of(const Problem& problem, const DeviceProperties& device) {
+  GroupShape shape{};
+  shape.weight = problem.direction == Direction::grad_weight;
+  shape.out_channels = static_cast<int>(problem.out_channels_per_group());
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const Axis& axis = problem.axes[a];
+    shape.kernel[a] = static_cast<int>(axis.kernel);
+    shape.stride[a] = static_cast<int>(axis.stride);
+    shape.dilation[a] = axis.kernel == 1 ? 1 : static_cast<int>(axis.dilation);
+  }
+  if (shape.weight && shape.warp_products() > kMostProducts) return std::nullopt;
+  for (const int blocks : {3, 2}) {
+    const int room = std::min(static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024,
+                              static_cast<int>(device.shared_bytes_per_block));
+    std::optional<GroupShape> best;
+    double least = 0;
+    for (const int d : {1, 2, 4}) {
+      for (const int h : {1, 2, 4, 8, 16}) {
+        for (const int w : {16, 32, 64, 128}) {
+          GroupShape candidate = shape;
+          candidate.tile[0] = d;
+          candidate.tile[1] = h;
+          candidate.tile[2] = w;
+          if ((candidate.pixels() != 128 && candidate.pixels() != 256) || candidate.shared_bytes() > room) continue;
+          double covered = 1;  // pixels of the tiles of a sample
+          for (int a = 0; a < kSpatialAxes; ++a)
+            covered *= static_cast<double>(ceil_div(problem.axes[a].input, candidate.tile[a]) * candidate.tile[a]);
+          // Lanes load 32 elements of a row, whether they are there or not.
+          const double row = static_cast<double>(ceil_div(candidate.box(2), 32)) * 32;
+          const double cost = covered * candidate.box_rows() * row / candidate.pixels();
+          if (best && cost >= least) continue;
+          best = candidate;
+          least = cost;
+        }
+      }
+    }
+    if (best) return best;
+  }
+  return std::nullopt;
+}
+
+KernelSource source_of(const Problem& problem, const GroupShape& s, const char* file, const char* entry) {
+  const auto list = [](const int (&values)[3]) {
+    return "{" + std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " + std::to_string(values[2]) + "}";
+  };
+  const std::string config =
+      "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " + std::string(element_name(problem.dtype)) +
+      ";\n#include \"group_params.cuh\"\nconstexpr GroupShape kShape = {" + (s.weight ? "true" : "false") + ", " +
+      std::to_string(s.out_channels) + ", " + list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " +
+      list(s.tile) + "};\n";
+  return {.file = file, .config = config, .entry = entry};
+}
+
+class GroupKernel final : public Kernel {
+ public:
+  GroupKernel(const Problem& problem, const DeviceProperties& device, const GroupShape& shape)
+      : shape_(shape),
+        device_(device.device.index),
+        main_(shape.weight ? source_of(problem, shape, "group_weight.cuh", "tconv_group_weight")
+                           : source_of(problem, shape, "group_input.cuh", "tconv_group_input"),
+              static_cast<std::size_t>(shape.shared_bytes()), device.arch) {
+    std::copy(problem.input_strides.begin(), problem.input_strides.end(), params_.input_strides);
+    std::copy(problem.weight_strides.begin(), problem.weight_strides.end(), params_.weight_strides);
+    std::copy(problem.output_strides.begin(), problem.output_strides.end(), params_.output_strides);
+    params_.groups = static_cast<int>(problem.groups);
+    params_.tiles[0] = static_cast<int>(problem.batch);
+    tiles_ = problem.batch;
+    for (int a = 0; a < kSpatialAxes; ++a) {
+      const Axis& axis = problem.axes[a];
+      params_.input_size[a] = static_cast<int>(axis.input);
+      params_.output_size[a] = static_cast<int>(axis.output());
+      params_.pad[a] = static_cast<int>(axis.pad_begin);
+      params_.tiles[1 + a] = static_cast<int>(ceil_div(axis.input, shape.tile[a]));
+      tiles_ *= params_.tiles[1 + a];
+    }
+    const std::int64_t resident = 3 * static_cast<std::int64_t>(device.multiprocessors);
+    params_.parts = static_cast<int>(std::clamp<std::int64_t>(resident / problem.groups, 1, tiles_));
+    if (shape.weight)
+      finish_.emplace(source_of(problem, shape, "group_weight.cuh", "tconv_group_weight_finish"), 0, device.arch);
+  }
+
+  std::int64_t tiles() const { return tiles_; }
+
+  void prepare() const override {
+    main_.prepare(device_);
+    if (finish_) finish_->prepare(device_);
+  }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    GroupParams params = params_;
+    params.output = buffers.output;
+    params.input = buffers.input;
+    params.weight = buffers.weight;
+    params.sums = static_cast<float*>(buffers.workspace);
+    void* arguments[] = {&params};
+    main_.launch(device_, {.grid_x = static_cast<unsigned>(blocks()), .block = kGroupThreads}, arguments,
+                 execution.stream);
+    if (!finish_) return;
+    finish_->launch(device_,
+                    {.grid_x = static_cast<unsigned>(ceil_div(sums_of_part(), 32)),
+                     .block = kGroupThreads,
+                     .overlaps_previous = true},
+                    arguments, execution.stream);
+  }
+
+  std::size_t workspace_bytes() const {
+    return finish_ ? sizeof(float) * static_cast<std::size_t>(params_.parts * sums_of_part()) : 0;
+  }
+
+  std::string describe() const override {
+    std::string text = "groups of " + std::to_string(kGroupChannels) + " and " + std::to_string(shape_.out_channels) +
+                       " channels, boxes of " + std::to_string(shape_.tile[0]) + "x" + std::to_string(shape_.tile[1]) +
+                       "x" + std::to_string(shape_.tile[2]) + " pixels, ";
+    if (finish_) text += std::to_string(params_.parts) + " parts, ";
+    return text + std::to_string(blocks()) + " blocks, " + std::to_string(shape_.shared_bytes() / 1024) + " KiB shared";
+  }
+
+ private:
+  std::int64_t blocks() const { return params_.groups * (finish_ ? params_.parts : tiles_); }
+  std::int64_t sums_of_part() const {
+    return static_cast<std::int64_t>(params_.groups) * shape_.rows() * kGroupChannels;
+  }
+
+  GroupShape shape_;
+  int device_;
+  std::int64_t tiles_ = 1;
+  JitKernel main_;
+  std::optional<JitKernel> finish_;
+  GroupParams params_{};
+};
+
+}  // namespace
+
+Proposal propose_group(const Problem& problem, const DeviceProperties& device) {
+  if (const std::string_view reason = why_not(problem, device); !reason.empty())
+    return Proposal::decline(std::string(reason));
+  const std::optional<GroupShape> shape = shape_of(problem, device);
+  if (!shape) return Proposal::decline("no box of pixels fits registers and shared memory");
+  const auto kernel = std::make_shared<const GroupKernel>(problem, device, *shape);
+  if (static_cast<double>(kernel->tiles()) * static_cast<double>(problem.groups) > static_cast<double>(kIntMax) / 2)
+    return Proposal::decline("more boxes than a grid has blocks");
+  Proposal proposal;
+  proposal.workspace_bytes = kernel->workspace_bytes();
+  // Cycles of shared memory for the operands of a box, and the loads of it.
+  const double products =
+      shape->weight ? shape->pixels() / 8.0 * shape->rows() / 16 * 5 : shape->pixels() / 16.0 * shape->rows() / 8 * 6;
+  const double loads = shape->out_channels * shape->box_rows() * (shape->box(2) + 31) / 32.0 * 4;
+  const double boxes = static_cast<double>(kernel->tiles() * problem.groups) / device.multiprocessors;
+  const double bytes =
+      static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes())) *
+      static_cast<double>(size_of(problem.dtype));
+  proposal.expected_seconds = 6e-6 + std::max(boxes * (products + loads) / 1.7e9, 1.5 * bytes / device.bandwidth);
+  proposal.kernel = kernel;
+  return proposal;
+}
+
+}  // namespace tconv::cuda

@@ -1,0 +1,11 @@
+// The gradients of layers with eight input channels in a group, on tensor cores: few channels leave a tile of the other
+// families half empty, and make them bring rows of odd length element by element.
+#pragma once
+
+#include "core/family.h"
+
+namespace tconv::cuda {
+
+Proposal propose_group(const Problem& problem, const DeviceProperties& device);
+
+}  // namespace tconv::cuda

@@ -1,0 +1,67 @@
+// What host and device agree on about the gradients of small groups; compiled by both.
+#pragma once
+
+#include "params.cuh"
+
+constexpr int kGroupThreads = 256;
+constexpr int kGroupChannels = 8;  // of the layer's input in a group: the columns of a product
+
+// A block takes a box of the layer's input pixels and all that their taps read of the output's gradient.
+struct GroupShape {
+  bool weight;       // grad_weight; otherwise grad_input
+  int out_channels;  // of the layer's output in a group, a multiple of 8
+  int kernel[3];
+  int stride[3];
+  int dilation[3];
+  int tile[3];  // pixels: depth, height, width
+
+  constexpr int taps() const { return kernel[0] * kernel[1] * kernel[2]; }
+  constexpr int pixels() const { return tile[0] * tile[1] * tile[2]; }
+  constexpr int box(int axis) const {
+    return (tile[axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1;
+  }
+  constexpr int box_rows() const { return box(0) * box(1); }
+
+  // In words. Channels begin on banks of their own: pixels that are two elements apart, of the four channels that the
+  // lanes of grad_input read together or of the eight of grad_weight, meet no bank twice.
+  constexpr int channel_pitch() const { return (box_rows() * box(2) + 25 + 31) / 32 * 32; }
+  constexpr int channel_place(int channel) const {
+    const int bank = weight ? channel % 4 * 8 + channel / 4 % 2 : channel % 2 + channel / 2 % 2 * 16;
+    return channel * channel_pitch() + bank;
+  }
+  constexpr int box_words() const { return out_channels * channel_pitch(); }
+  constexpr int tap_place(int tap) const {
+    const int w = tap % kernel[2];
+    const int h = tap / kernel[2] % kernel[1];
+    const int d = tap / kernel[2] / kernel[1];
+    return (d * dilation[0] * box(1) + h * dilation[1]) * box(2) + w * dilation[2];
+  }
+
+  // grad_weight: products of 16 (tap, output channel) rows by 8 input channels, shared out among the warps.
+  constexpr int rows() const { return taps() * out_channels; }
+  constexpr int warp_products() const { return ((rows() + 15) / 16 + kGroupThreads / 32 - 1) / (kGroupThreads / 32); }
+  constexpr int pixel_pitch() const { return (pixels() + 31) / 32 * 32 + 4; }
+  // grad_input: products of 16 pixels of a row by 8 input channels.
+  constexpr int pixel_products() const { return pixels() / 16 / (kGroupThreads / 32); }  // of a warp
+  constexpr int weight_words() const { return taps() * out_channels * kGroupChannels; }
+
+  constexpr int shared_bytes() const {
+    return 4 * (box_words() + (weight ? kGroupChannels * pixel_pitch() : weight_words()));
+  }
+};
+
+struct GroupParams {
+  const void* output;  // the gradient that is read
+  void* input;         // read, or written by grad_input
+  void* weight;        // read, or written by grad_weight
+  float* sums;         // [part][group][row][input channel]
+  tconv_device::i64 input_strides[5];
+  tconv_device::i64 weight_strides[5];
+  tconv_device::i64 output_strides[5];
+  int groups;
+  int input_size[3];
+  int output_size[3];
+  int pad[3];
+  int tiles[4];  // samples, depth, height, width
+  int parts;
+};

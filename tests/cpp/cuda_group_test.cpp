@@ -1,0 +1,66 @@
+// Gradients of small groups: the kernels compiled by the host compiler and run on the CPU against the reference.
+#include "cuda/group.h"
+
+#include <gtest/gtest.h>
+
+#include "cases.h"
+#include "emulated_case.h"
+#include "kernel_emulator.h"
+
+namespace tconv::cuda {
+namespace {
+
+using test::axis;
+using test::make;
+using test::Random;
+
+Problem in(Problem problem, Direction direction, DType dtype) {
+  problem.direction = direction;
+  problem.bias = false;
+  problem.dtype = dtype;
+  problem.precision = dtype == DType::f32 ? Precision::tf32 : Precision::strict;
+  return problem;
+}
+
+struct EmulatedGroup : testing::Test {
+  test::KernelEmulator emulator;
+  Random random{17};
+
+  void check(const Problem& problem, DType dtype = DType::f32) {
+    for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
+      const Problem gradient = in(problem, direction, dtype);
+      SCOPED_TRACE(to_string(gradient));
+      const test::EmulatedCase data(gradient, random);
+      EXPECT_EQ(data.fails(propose_group(gradient, test::gpu(90))), "");
+    }
+  }
+};
+
+// One to three axes, strides and dilations, rows of odd length, kernels smaller than the stride, halves.
+TEST_F(EmulatedGroup, Layers) {
+  check(make(2, 16, 16, 2, {axis(3, 3, 2, 1), axis(5, 3, 2, 1), axis(19, 3, 2, 1)}));
+  check(make(1, 24, 48, 3, {axis(9, 3, 2, 1), axis(17, 5, 3, 2)}));
+  check(make(2, 16, 16, 2, {axis(151, 4, 1, 0, 0, 2)}), DType::bf16);
+  if (!test::takes_all()) return;
+  check(make(1, 16, 48, 2, {axis(7, 2, 3, 0, 1), axis(41, 3, 1, 1, 0, 3)}));
+  check(make(3, 16, 16, 2, {axis(2, 3, 2, 1), axis(5, 5, 2, 2), axis(6, 7, 2, 3)}), DType::bf16);
+  check(make(2, 32, 32, 4, {axis(1, 1, 1, 0), axis(33, 1, 1, 0)}));
+}
+
+TEST_F(EmulatedGroup, Declines) {
+  const auto reason = [](const Problem& problem, Direction direction, DType dtype) {
+    return propose_group(in(problem, direction, dtype), test::gpu(90)).declined;
+  };
+  const Problem problem = make(1, 16, 16, 2, {axis(9, 3, 1, 1)});
+  EXPECT_NE(reason(problem, Direction::forward, DType::f32), "");
+  EXPECT_NE(reason(problem, Direction::grad_input, DType::f64), "");
+  EXPECT_NE(reason(make(1, 16, 16, 1, {axis(9, 3, 1, 1)}), Direction::grad_input, DType::f32), "");
+  EXPECT_NE(reason(make(1, 16, 12, 2, {axis(9, 3, 1, 1)}), Direction::grad_weight, DType::f32), "");
+  EXPECT_NE(reason(make(1, 16, 16, 2, {axis(9, 2, 2, 0)}), Direction::grad_weight, DType::f32), "");
+  Problem strict = in(problem, Direction::grad_weight, DType::f32);
+  strict.precision = Precision::strict;
+  EXPECT_NE(propose_group(strict, test::gpu(90)).declined, "");
+}
+
+}  // namespace
+}  // namespace tconv::cuda
