@@ -70,7 +70,8 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   if (!side_by_side && !pays) return 0;
   std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
   if (side_by_side && !roles.converts) {
-    most = std::clamp(kPanelWeights / std::max<std::int64_t>(all_taps, 1), kMostTogether, kMostInPlace);
+    most = sources > 1 ? kMostTogether
+                       : std::clamp(kPanelWeights / std::max<std::int64_t>(all_taps, 1), kMostTogether, kMostInPlace);
   }
   return std::min(round_up(even_parts(channels, most), kMostLanes), channels);
 }

@@ -52,7 +52,9 @@ class Columns final : public Kernel {
     switch (problem.direction) {
       case Direction::forward:
         together_ = std::clamp<std::int64_t>(kColumns * kCells / map_.cells(), kColumns, kMostColumns);
-        columns_ = std::max(map_.taps(), together_ / map_.taps() * map_.taps());
+        columns_ = together_;
+        // Whole output channels, so that no other task adds to the same outputs.
+        if (!map_.rows_are_images()) columns_ = std::max(map_.taps(), together_ / map_.taps() * map_.taps());
         images_ = std::clamp<std::int64_t>(kCells / map_.image_cells(), 1, problem.batch);
         break;
       case Direction::grad_input: {
@@ -100,7 +102,7 @@ class Columns final : public Kernel {
     return static_cast<E*>(buffers.output) + group * problem_.out_channels_per_group() * problem_.output_strides[1];
   }
 
-  // A block of columns: whole output channels, so that no other task adds to the same outputs.
+  // A block of columns.
   void forward(const Buffers& buffers, std::int64_t task) const {
     thread_local Memory<T> memory;
     const std::int64_t group = task / blocks_;
@@ -363,6 +365,32 @@ double used_share(const Problem& problem) {
   return share;
 }
 
+// Images of one cell whose outputs lie in the order of their weights are rows of one product: a layer of one output
+// channel with a kernel as long as all of them.
+Problem in_one_row(const Problem& problem) {
+  if (problem.groups != 1 || problem.bias) return problem;
+  Problem product = problem;
+  std::int64_t columns = problem.out_channels;
+  std::int64_t last = (problem.out_channels - 1) * problem.weight_strides[1];
+  bool same = problem.out_channels == 1 || problem.weight_strides[1] == problem.output_strides[1];
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const Axis& axis = problem.axes[a];
+    const std::int64_t step = problem.weight_strides[2 + a];
+    same = same && axis.input == 1 && axis.output() == axis.kernel && axis.pad_begin == 0;
+    same = same && (axis.kernel == 1 || (axis.dilation == 1 && step == problem.output_strides[2 + a] && step > 0));
+    last += (axis.kernel - 1) * step;
+    columns *= axis.kernel;
+    product.axes[a] = Axis{};
+  }
+  if (!same || last + 1 != columns) return problem;
+  product.out_channels = 1;
+  product.axes[2].kernel = columns;
+  for (std::size_t d = 1; d < product.weight_strides.size(); ++d) {
+    product.weight_strides[d] = product.output_strides[d] = 1;
+  }
+  return product;
+}
+
 bool rows_are_dense(const Problem& problem) {
   std::int64_t step = 1;
   for (int a = kSpatialAxes - 1; a >= 0; --a) {
@@ -374,14 +402,15 @@ bool rows_are_dense(const Problem& problem) {
 
 }  // namespace
 
-Proposal propose_columns(const Problem& problem, const DeviceProperties& /*device*/) {
+Proposal propose_columns(const Problem& layer, const DeviceProperties& /*device*/) {
+  const Problem problem = in_one_row(layer);
   if (problem.direction == Direction::grad_bias) return Proposal::decline("has no weights to read");
   if (!rows_are_dense(problem)) return Proposal::decline("needs the taps of an input channel in one piece");
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
     return Proposal::decline("needs at least one element");
   }
   const ColumnMap map(problem, problem.output_strides);
-  if (problem.axes[2].kernel < kShortestRow) {
+  if (problem.axes[2].kernel < kShortestRow && !map.rows_are_images()) {
     return Proposal::decline("needs at least " + std::to_string(kShortestRow) + " taps in a row, got " +
                              std::to_string(problem.axes[2].kernel));
   }

@@ -77,8 +77,9 @@ class Correlate final : public Kernel {
     const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
     // Many phases are better interleaved while they are transposed.
     const bool gathers = tiling_.row_phases() > 4 && targets >= kMostLanes / 2;
-    cells_are_columns_ =
-        !channels_inside_ && !gathers && split * waste(length) <= (depth >= kLongSum ? 1 : 1.5) * waste(targets);
+    double transposing = depth >= kLongSum ? 1 : 1.5;
+    if (roles_.target_strides[1] == 1) transposing = 1 / transposing;  // then the other way around
+    cells_are_columns_ = !channels_inside_ && !gathers && split * waste(length) <= transposing * waste(targets);
     const WeightOrder by_targets = channels_inside_ ? WeightOrder::channels_inside : WeightOrder::along_targets;
     packed_ = {problem, roles_, tiling_, cells_are_columns_ ? WeightOrder::along_cells : by_targets};
     // Tensors whose channels lie side by side are read and written where they are.

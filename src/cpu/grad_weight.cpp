@@ -81,6 +81,16 @@ Blocking choose_blocking(const Problem& problem) {
   return blocking;
 }
 
+// Whether the elements of a tensor that is written, none of them twice, fill one piece of memory in some order.
+bool is_dense(const Sizes& sizes, const Strides& strides) {
+  std::int64_t last = 0;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1 && strides[d] <= 0) return false;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return last + 1 == element_count(sizes);
+}
+
 template <typename E, typename T>
 class GradWeight final : public Kernel {
  public:
@@ -192,7 +202,7 @@ class GradWeight final : public Kernel {
   void clear(E* weight, const Execution& execution) const {
     const Sizes sizes = problem_.weight_sizes();
     const Strides& strides = problem_.weight_strides;
-    if (strides == contiguous_strides(sizes)) {
+    if (is_dense(sizes, strides)) {
       parallel_for(execution, element_count(sizes), 1 << 16,
                    [&](std::int64_t begin, std::int64_t end) { std::fill(weight + begin, weight + end, E{}); });
       return;

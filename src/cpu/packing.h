@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -133,6 +134,15 @@ void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& s
         ops.load(view.data + run.tensor + i * runs.tensor_step(), 1,
                  line + (run.line + i * runs.line_step()) * steps.cell, 1, view.channels);
       }
+    }
+    return;
+  }
+  constexpr std::int64_t kWorthTransposing = 4;  // channels
+  if (std::is_same_v<E, T> && steps.cell == 1 && view.strides[1] == 1 && runs.line_step() == 1 &&
+      view.channels >= kWorthTransposing) {
+    for (const Runs::Run& run : runs.all()) {
+      ops.load_channels(view.data + run.tensor, runs.tensor_step(), line + run.line, steps.channel, runs.count(),
+                        view.channels);
     }
     return;
   }

@@ -211,7 +211,9 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   // The constants were fitted to the forward direction. Short gradients take longer than they say, and so do those that
   // read several planes.
   const double taken = shape.gradient ? (shape.all_planes() == 1 ? 0.85 : 1.1) * seconds + 6e-6 : seconds;
-  return taken * preference * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
+  // Nor were they fitted to pixels of two-byte channels.
+  const double pixels = shape.output_channels_last && shape.element_bytes == 2 ? 1.4 : 1.0;
+  return taken * pixels * preference * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }
 
 }  // namespace tconv::cuda

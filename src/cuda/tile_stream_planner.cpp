@@ -191,10 +191,10 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
     if (at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
-    // Staging in many turns beside the rings costs more than blocks that come and go.
-    constexpr int kMostTurns = 2;
+    // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
+    const int most_turns = shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
     if (shape.stays && shape.store_vector == 0)
-      shape.stays = shape.block_channels <= kMostTurns * shape.turn_channels();
+      shape.stays = shape.block_channels <= most_turns * shape.turn_channels();
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_line = shape.line_backs() * parts * shape.slabs * shape.rows() * 16;

@@ -127,7 +127,9 @@ TEST(TilePlanner, RowsAndDistancesAreThePhases) {
             }
           }
         }
-        EXPECT_EQ(static_cast<std::int64_t>(taps.size()), axis.kernel) << to_string(problem);
+        // Of a window, its first tap stands for all.
+        const std::int64_t together = a == 2 ? shape.window : 1;
+        EXPECT_EQ(static_cast<std::int64_t>(taps.size()) * together, axis.kernel) << to_string(problem);
       }
     }
   }
@@ -158,7 +160,9 @@ TEST(TilePlanner, PlanesAndTapsAreThePhases) {
             }
           }
         }
-        EXPECT_EQ(static_cast<std::int64_t>(taps.size()), axis.kernel) << to_string(problem);
+        // Of a window, its first tap stands for all.
+        const std::int64_t together = a == 2 ? shape.window : 1;
+        EXPECT_EQ(static_cast<std::int64_t>(taps.size()) * together, axis.kernel) << to_string(problem);
       }
     }
   }
@@ -227,6 +231,42 @@ TEST(TilePlanner, PackedCopiesStayInBounds) {
   set_contiguous(problem);
   EXPECT_TRUE(tile_candidates(problem, h200()).front().shape.warpgroup);
   EXPECT_FALSE(tile_candidates(problem, old_compiler).front().shape.warpgroup);
+}
+
+// The copy engine brings channels-last boxes where it can find them: not for launches that are to be written to a file,
+// not at odd distances, and a group's chunks end where the group does.
+TEST(TilePlanner, CopiesChannelsLastBoxes) {
+  const auto copies = [](const Problem& problem, const DeviceProperties& device) {
+    for (const TileCandidate& candidate : tile_candidates(problem, device)) {
+      if (candidate.shape.tensor_copies) return true;
+    }
+    return false;
+  };
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    Problem problem;
+    problem.direction = direction;
+    problem.precision = Precision::tf32;
+    problem.batch = 2;
+    problem.in_channels = problem.out_channels = 64;
+    for (const int a : {1, 2}) problem.axes[a] = {.input = 24, .kernel = 2, .stride = 2};
+    set_contiguous(problem);
+    EXPECT_FALSE(copies(problem, h200()));
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    EXPECT_TRUE(copies(problem, h200()));
+    DeviceProperties written = h200();
+    written.any_batch = true;
+    EXPECT_FALSE(copies(problem, written));
+    Problem odd = problem;
+    for (Strides* strides : {&odd.input_strides, &odd.output_strides}) ++(*strides)[3];
+    EXPECT_FALSE(copies(odd, h200()));
+    problem.groups = 2;
+    EXPECT_TRUE(copies(problem, h200()));
+    problem.in_channels = problem.out_channels = 72;
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    EXPECT_FALSE(copies(problem, h200()));
+  }
 }
 
 // A block's offsets are counted from its own sample, however far samples are apart.

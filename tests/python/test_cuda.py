@@ -144,6 +144,36 @@ def test_kernelbench_problems_agree_with_pytorch(name):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "name", ["kb61", "kb77", "kb79", "UNet.up3", "StyleGAN2ADA_dense.up64", "HiFiGAN_v1.up1_train"]
+)
+def test_strict_errors_are_no_larger_than_pytorchs(name):
+    """Against float64, over the layer's own channels and kernel: three TF32 products lose no more than fp32 does."""
+    problem = next(p for p in problems.load_problems() if p.name == name)
+    rank = len(problem.input)
+    case = Case(
+        input=tuple(min(size, {1: 512, 2: 48, 3: 16}[rank]) for size in problem.input),
+        kernel=tuple(problem.kernel),
+        stride=tuple(problem.stride),
+        padding=tuple(problem.padding),
+        dilation=tuple(problem.dilation),
+        batch=2,
+        groups=problem.groups,
+        in_per_group=problem.in_channels // problem.groups,
+        out_per_group=problem.out_channels // problem.groups,
+        bias=False,
+    )
+    torch.manual_seed(0)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+        x, w, _ = (None if t is None else t.cuda() for t in case.tensors(torch.float32))
+        exact = THEIRS[rank](wide(x), wide(w), None, **case.parameters)
+        errors = [
+            ((wide(function(x, w, None, **case.parameters)) - exact).norm() / exact.norm()).item()
+            for function in (OURS[rank], THEIRS[rank])
+        ]
+    assert errors[0] <= 1.05 * errors[1], errors
+
+
 @pytest.mark.parametrize("channels", [(1, 1, 8), (8, 8, 2), (64, 48, 1), (512, 256, 1)], ids=str)
 def test_a_sample_is_the_same_in_every_batch_and_every_run(channels, precision):
     dtype, _ = precision

@@ -30,7 +30,7 @@ struct GroupTile {
 
 // What tensor cores see of a value: halves are exact in TF32.
 __device__ __forceinline__ float operand(Storage value) {
-  if constexpr (sizeof(Storage) == 4) return __uint_as_float(ptx::nearest_tf32(value));
+  if constexpr (sizeof(Storage) == 4) return __uint_as_float(ptx::round_to_tf32(value));
   return Element::load(value);
 }
 
