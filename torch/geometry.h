@@ -144,8 +144,10 @@ inline at::MemoryFormat memory_format_of(const at::Tensor& input, const at::Tens
 inline void check_types(const at::Tensor& input, const at::Tensor& weight) {
   const at::ScalarType dtype = input.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(
-      (at::isFloatingType(dtype) && c10::elementSize(dtype) >= 2) || at::isComplexType(dtype),
-      "conv_transpose is implemented for float64, float32, float16, bfloat16 and complex tensors, but got an input of ",
+      (at::isFloatingType(dtype) && c10::elementSize(dtype) >= 2) || at::isComplexType(dtype) ||
+          (dtype == at::kLong && !input.is_cuda()),
+      "conv_transpose is implemented for float64, float32, float16, bfloat16 and complex tensors and, on a CPU, for "
+      "int64, but got an input of ",
       dtype);
   TORCH_CHECK(weight.scalar_type() == dtype, "Input type (", dtype, ") and weight type (", weight.scalar_type(),
               ") should be the same");

@@ -5,6 +5,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 
@@ -106,6 +107,29 @@ Tensor complex_forward(const IntGeometry& g, const Tensor& input, const Tensor& 
   return bias.defined() ? output.add_(as_channels(bias, output.dim())) : output;
 }
 
+// Modulo 2^64, as integers are multiplied: from parts of 16 bits, whose products fp64 adds up exactly.
+Tensor integer_forward(const IntGeometry& g, const Tensor& input, const Tensor& weight, const Tensor& bias,
+                       at::MemoryFormat format) {
+  constexpr int kBits = 16;
+  constexpr int kParts = 64 / kBits;
+  constexpr std::int64_t kMostTerms = std::int64_t{1} << (53 - 2 * kBits);
+  const std::int64_t terms = weight.numel() / std::max<std::int64_t>(weight.size(1), 1);
+  TORCH_CHECK_NOT_IMPLEMENTED(terms <= kMostTerms, "int64 tensors: at most ", kMostTerms,
+                              " products are added up to an output, but got ", terms);
+  const auto part_of = [](const Tensor& tensor, int part) {
+    return tensor.bitwise_right_shift(kBits * part).bitwise_and((1 << kBits) - 1).to(at::kDouble);
+  };
+  Tensor output = empty_like_type(input, g.output_shape(), format).zero_();
+  for (int i = 0; i < kParts; ++i) {
+    const Tensor x = part_of(input, i);
+    for (int j = 0; i + j < kParts; ++j) {
+      const Tensor sums = real_forward(g, x, part_of(weight, j), {}, format).to(at::kLong);
+      output.add_(sums.bitwise_left_shift(kBits * (i + j)));
+    }
+  }
+  return bias.defined() ? output.add_(as_channels(bias, output.dim())) : output;
+}
+
 Gradients complex_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
                            at::MemoryFormat format, Mask mask) {
   // Each gradient is a bilinear map of two of the three tensors; the third gives its size alone.
@@ -145,8 +169,9 @@ Tensor forward(const Tensor& input_, const Tensor& weight_, const OptionalTensor
   const Tensor input = resolved(input_);
   const Tensor weight = resolved(weight_);
   const Tensor bias = has_bias ? resolved(*bias_) : Tensor();
-  return input.is_complex() ? complex_forward(g, input, weight, bias, format)
-                            : real_forward(g, input, weight, bias, format, kept);
+  if (input.is_complex()) return complex_forward(g, input, weight, bias, format);
+  if (input.scalar_type() == at::kLong) return integer_forward(g, input, weight, bias, format);
+  return real_forward(g, input, weight, bias, format, kept);
 }
 
 Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, IntArrayRef stride,

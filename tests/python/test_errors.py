@@ -98,13 +98,6 @@ def test_meta_tensors_refuse_the_same(rank):
             assert word in str(error.value)
 
 
-def test_int64_is_refused():
-    """PyTorch computes int64 on CPUs, and only there; tconv has no integer kernels and says so."""
-    x, w = tensors(2, torch.int64)
-    with pytest.raises(NotImplementedError, match="Long"):
-        OURS[2](x, w)
-
-
 def test_an_output_too_large_for_memory_is_an_error():
     x, w = tensors(1)
     with pytest.raises(RuntimeError):

@@ -169,3 +169,20 @@ class TestClassicMistakes:
 def test_outputs_are_poisoned_before_they_are_written():
     """Guards the tests themselves: see conftest.py."""
     assert torch.empty(3, 4).isnan().all() and torch.empty(2, dtype=torch.bfloat16).isnan().all()
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_int64_is_exact(rank):
+    """As PyTorch computes it on a CPU: modulo 2^64."""
+    whole = torch.iinfo(torch.int64)
+    torch.manual_seed(rank)
+    for largest in (9, 2**40, whole.max):
+        x = torch.randint(-largest, largest, (2, 6, *(5, 4, 3)[:rank]))
+        w = torch.randint(-largest, largest, (6, 4, *(3, 2, 4)[:rank]))
+        b = torch.randint(-largest, largest, (8,))
+        options = {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}
+        y = OURS[rank](x, w, b, **options)
+        assert y.dtype == torch.int64
+        assert torch.equal(y, THEIRS[rank](x, w, b, **options))
+    with pytest.raises(NotImplementedError, match="Int"):
+        OURS[rank](x.int(), w.int())
