@@ -33,10 +33,10 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     forward: direct (cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 4
         channels; 256 threads (channels 4, phases 1, sums 1), 45024 bytes shared, 2 blocks per multiprocessor, grid
         8256) [8.0 and later, TF32; 8.0 and later, strict]
+    grad_input: tile (8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
+        blocks (3 per multiprocessor), 48 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (16 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, streams to warpgroups 1x1x1
-        of 16x128, 16384 blocks (2 per multiprocessor), 98 KiB shared, weights packed) [Hopper, TF32]
-    grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
-        blocks (3 per multiprocessor), 35 KiB shared, weights packed) [Hopper, strict]
+        of 16x128, 16384 blocks (2 per multiprocessor), 98 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
         blocks (2 per multiprocessor), 35 KiB shared, weights in place) [8.0 and later, TF32]
     grad_input: tile (8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
@@ -666,35 +666,24 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 16 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, streams to warpgroups 1x1x1 of
-// 16x128, 16384 blocks (2 per multiprocessor), 98 KiB shared, weights packed
+// grad_input, tile: 8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
+// blocks (3 per multiprocessor), 48 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 4, -1, true, 264, 0, 1, 16, 1, 1, 1, 1, 2, 15, 0, true, 2,
-    true, false, true, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 4, 1, 4, 1, 1, 2, 15, 3,
+    true, 3, true, false, false, false, false};
+__device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
+__constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-#define kTensorCopies 0
-#define kStoresVectors 0
-__device__ __forceinline__ void multiply(float (&d)[2][4], const unsigned (&a)[4], unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
- : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-    "+f"(d[1][3])
- : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
-#undef kTensorCopies
-#undef kStoresVectors
 }  // namespace grad_input_1_kernel
 
 namespace grad_input_2_kernel {
@@ -702,28 +691,17 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 4, -1, true, 264, 0, 1, 16, 1, 1, 1, 1, 2, 15, 0, true, 2,
-    true, false, true, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 4, 1, 4, 1, 1, 2, 15, 3,
+    true, 3, true, false, false, false, false};
+__device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
+__constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-#define kTensorCopies 0
-#define kStoresVectors 0
-__device__ __forceinline__ void multiply(float (&d)[2][4], const unsigned (&a)[4], unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
- : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-    "+f"(d[1][3])
- : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-#include "tile_stream.cuh"
+#include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
-#undef kTensorCopies
-#undef kStoresVectors
 }  // namespace grad_input_2_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -750,7 +728,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = 4;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 4);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3856,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1936,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -776,7 +754,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 1024;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 101216,
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 49728,
                              true, stream, params);
     if (error != 0) return error;
   }
@@ -879,24 +857,35 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 4055040; }
 """
 PIECES["grad_input_hopper_strict"] = r"""
-// grad_input, tile: 8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
-// blocks (3 per multiprocessor), 35 KiB shared, weights packed
+// grad_input, tile: 16 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, streams to warpgroups 1x1x1 of
+// 16x128, 16384 blocks (2 per multiprocessor), 98 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3,
-    true, 3, true, false, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 2, 1, -1, true, 264, 0, 1, 16, 1, 1, 1, 1, 2, 15, 0, true,
+    2, true, false, true, false, false};
+__device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+__constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kTensorCopies 0
+#define kStoresVectors 0
+__device__ __forceinline__ void multiply(float (&d)[2][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 constexpr bool kDenseTaps = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kTensorCopies
+#undef kStoresVectors
 }  // namespace grad_input_1_kernel
 
 namespace grad_input_2_kernel {
@@ -904,17 +893,28 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3,
-    true, 3, true, false, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 2, 1, -1, true, 264, 0, 1, 16, 1, 1, 1, 1, 2, 15, 0, true,
+    2, true, false, true, false, false};
+__device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
+__constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
-#include "tile.cuh"
+#define kTensorCopies 0
+#define kStoresVectors 0
+__device__ __forceinline__ void multiply(float (&d)[2][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#include "tile_stream.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kTensorCopies
+#undef kStoresVectors
 }  // namespace grad_input_2_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -935,13 +935,13 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 256},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 32, 16},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 16},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
     const long long blocks = 4;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 4);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1936,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3856,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -961,20 +961,20 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 256},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 32, 16},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 16},  // tiles
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 2048;
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 1024;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 35904,
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 101184,
                              true, stream, params);
     if (error != 0) return error;
   }
   return 0;
 }
 
-long long grad_input_workspace(const Layer&) { return 61440; }
+long long grad_input_workspace(const Layer&) { return 122880; }
 """
 PIECES["grad_weight_hopper_strict"] = r"""
 // grad_weight, reduce: 16 in channels by 1x3x5 taps x 16 channels; 1x1x4x16 pixels at a time, warps 1x1x3 of 16x80,
@@ -1139,7 +1139,7 @@ namespace grad_input_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3,
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3,
     true, 2, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1285,7 +1285,7 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3,
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3,
     true, 1, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1303,7 +1303,7 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, -1, false, 2147483647, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3,
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3,
     true, 1, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -3376,6 +3376,9 @@ __device__ __forceinline__ unsigned load_shared_32(unsigned address) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
   return word;
 }
+__device__ __forceinline__ void load_shared_64(unsigned address, unsigned (&words)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
+}
 __device__ __forceinline__ unsigned load_shared_16(unsigned address) {
   unsigned short bits;
   asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");
@@ -3469,6 +3472,12 @@ __device__ __forceinline__ void commit_warpgroup() { asm volatile("wgmma.commit_
 template <int kPending = 0>  // groups of products that may still be under way
 __device__ __forceinline__ void wait_for_warpgroup() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// A sum of products that were waited for: the compiler reads it after the wait, not before.
+__device__ __forceinline__ float waited_for(float sum) {
+  asm volatile("" : "+f"(sum));
+  return sum;
 }
 
 // A barrier of the block's first threads alone.
@@ -4603,6 +4612,7 @@ FILES["reduce_stage.cuh"] = r"""
 // registers, and some time later arranged as cells. A warp has channels of its own, and nobody else reads its copies.
 
 #include "reduce_load.cuh"
+#include "split.cuh"
 
 struct LineTable {
   int at[8];
@@ -4908,31 +4918,6 @@ struct LineSide {
   }
 };
 
-// x = big + small, both TF32; the product of two small parts is below fp32's last bit.
-struct SplitCell {
-  Cell big;
-  Cell small;
-
-  __device__ __forceinline__ explicit SplitCell(const Cell& cell) {
-    float rests = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float value = __uint_as_float(cell.word[i]);
-      big.word[i] = ptx::round_to_tf32(value);
-      const float rest = value - __uint_as_float(big.word[i]);
-      small.word[i] = ptx::round_to_tf32(rest);
-      rests += rest;
-    }
-    if (rests - rests == 0) return;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((big.word[i] & 0x7f800000u) != 0x7f800000u) continue;  // infinite, NaN, or rounded up to infinity
-      big.word[i] = cell.word[i];
-      small.word[i] = 0;
-    }
-  }
-};
-
 // Both tensors.
 struct LineLoader {
   LineSide<true> rows;
@@ -5071,6 +5056,51 @@ struct TeamTile : TeamPlace {
 
   __device__ __forceinline__ void end_stage() {}
   __device__ __forceinline__ void end_former_stage() {}
+};
+"""
+FILES["split.cuh"] = r"""
+// fp32 out of TF32: x = big + small, each with eleven bits. Of a product of two such sums, that of the small parts is
+// below fp32's last bit.
+
+#include "ptx.cuh"
+
+// The small part keeps its low bits: the tensor cores cut them, half a bit of fp32, down as often as up.
+struct SplitWord {
+  unsigned big;
+  unsigned small;
+
+  __device__ __forceinline__ explicit SplitWord(unsigned bits) {
+    big = ptx::round_to_tf32(__uint_as_float(bits));
+    small = __float_as_uint(__uint_as_float(bits) - __uint_as_float(big));
+    if ((big & 0x7f800000u) == 0x7f800000u) {  // infinite, NaN, or rounded up to infinity
+      big = bits;
+      small = 0;
+    }
+  }
+};
+
+struct SplitCell {
+  Cell big;
+  Cell small;
+
+  __device__ __forceinline__ explicit SplitCell(const Cell& cell) {
+    float rests = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = __uint_as_float(cell.word[i]);
+      big.word[i] = ptx::round_to_tf32(value);
+      const float rest = value - __uint_as_float(big.word[i]);
+      small.word[i] = ptx::round_to_tf32(rest);
+      rests += rest;
+    }
+    if (rests - rests == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((big.word[i] & 0x7f800000u) != 0x7f800000u) continue;  // infinite, NaN, or rounded up to infinity
+      big.word[i] = cell.word[i];
+      small.word[i] = 0;
+    }
+  }
 };
 """
 FILES["tensor_math.cuh"] = r"""
@@ -5769,10 +5799,12 @@ struct GradientWeights {
 """
 FILES["tile_pack.cuh"] = r"""
 // Weights into the order in which the blocks of tile_block.cuh read them: [block row][chunk][back][slab][row][vector].
+// Where factors are split, slabs of small parts follow those of big ones.
 //
 // A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
 // written as cells. Where they don't fit shared memory they are read in place. kDenseTaps: the taps lie one after the
 // other.
+#include "split.cuh"
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
 
@@ -5781,6 +5813,16 @@ constexpr int kSlabs = kStaged ? pack_slabs(kShape) : 1;  // of a block
 constexpr int kVector = kShape.vector();
 constexpr int kIns = kSlabs * kVector;
 constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
+
+__device__ __forceinline__ void put(Cell* out, const Cell& cell) {
+  if constexpr (kShape.splits()) {
+    const SplitCell split(cell);
+    out[0] = split.big;
+    out[kShape.slabs * kShape.rows()] = split.small;
+  } else {
+    out[0] = cell;
+  }
+}
 
 // Four blocks per multiprocessor: without a number the assembler prefers occupancy and spills.
 __global__ void __launch_bounds__(kPackThreads, 4)
@@ -5795,17 +5837,21 @@ __global__ void __launch_bounds__(kPackThreads, 4)
   const int first_channel = first_slab * kVector;
   const int first_out = channel_block * kShape.block_channels;
   const Element* weight = static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
-                          first_channel * params.weight_strides[0] + first_out * params.weight_strides[1];
+                          first_out * params.weight_strides[1];
   // Output channels and input channels that exist; the rest of a block is zeros.
   const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
   const int ins = min(kIns, kShape.channels - first_channel);
   const auto load = [&](int v, int out_channel, int tap) {
     if (v >= ins || out_channel >= outs) return Element(0);
-    const long long position = kDenseTaps ? tap * params.weight_strides[4]
-                                          : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
-                                                tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
-                                                tap % kShape.kernel[2] * params.weight_strides[4];
-    return weight[v * params.weight_strides[0] + out_channel * params.weight_strides[1] + position];
+    const int channel = kShape.windowed(first_channel + v);
+    const int column = tap % kShape.kernel[2] * kShape.window + channel % kShape.window;
+    const long long position = kDenseTaps && kShape.window == 1
+                                   ? tap * params.weight_strides[4]
+                                   : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
+                                         tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
+                                         column * params.weight_strides[4];
+    return weight[channel / kShape.window * params.weight_strides[0] + out_channel * params.weight_strides[1] +
+                  position];
   };
   if constexpr (kStaged) {
     // Neighbouring threads read neighbours in memory: output channels, or taps and then whichever channels lie closer.
@@ -5855,7 +5901,7 @@ __global__ void __launch_bounds__(kPackThreads, 4)
     const int tap = kShape.gradient ? gradient_tap_of(plane_group(planes), back)
                                     : tap_of(block_rows(params, block_row), slots, back);
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
-    Cell* out = packed + (stage * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
+    Cell* out = packed + (stage * kShape.weight_parts() * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       for (int channel = threadIdx.x % kAcross; channel < kShape.block_channels; channel += kAcross) {
@@ -5867,12 +5913,13 @@ __global__ void __launch_bounds__(kPackThreads, 4)
                       : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
                                 : load(in_channel, channel, tap);
         }
-        out[slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel)] = make_cell(values);
+        put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),
+            make_cell(values));
       }
       // Rows that only fill up the last tile.
       for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;
            slot == 0 && row < kShape.rows(); row += kAcross) {
-        out[slab * kShape.rows() + row] = Cell{};
+        put(out + slab * kShape.rows() + row, Cell{});
       }
     }
   }
@@ -5940,6 +5987,10 @@ struct TileShape {
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
+  // A gradient that streams rows as they lie may take `window` neighbouring taps of the width as depth, as if each were
+  // a channel: neighbours in memory, in the input as in the weights. Then `channels` counts (channel, tap of a window),
+  // `kernel` windows, and `dilation` is the way from one to the next. Otherwise 1.
+  int window;
   // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.
@@ -6017,6 +6068,18 @@ struct TileShape {
 
   constexpr int vector() const { return 16 / element_bytes; }
   constexpr int chunk_channels() const { return slabs * vector(); }
+  // Channels of the tensor that is read, and of a chunk of it.
+  constexpr int read_channels() const { return channels / window; }
+  constexpr int chunk_read_channels() const { return chunk_channels() / window; }
+  // Which (channel, tap of a window) is where products expect the `index`-th one: the lanes of a fragment load two
+  // words that are neighbours in memory, half a step of depth apart for the tensor cores.
+  constexpr int windowed(int index) const {
+    const int step = 2 * vector();
+    const int word = vector() / 4;  // elements of four bytes
+    const int at = index % step;
+    const int lane = at % vector() / word;
+    return window == 1 ? index : index / step * step + (lane * 2 + at / vector()) * word + at % word;
+  }
   constexpr int channel_chunks() const { return (channels + chunk_channels() - 1) / chunk_channels(); }
   constexpr int chunks() const { return channel_chunks() * all_plane_groups(); }
   constexpr int block_chunks() const { return chunks() / depth_blocks; }
@@ -6104,7 +6167,7 @@ struct TileShape {
   constexpr int input_stage_bytes() const {
     if (!streams) return slabs * slab_pitch() * 16;
     if (tensor_copies) return (box_bytes() + 1023) / 1024 * 1024;  // as the swapping of columns repeats
-    return input_channels_last ? box_bytes() : chunk_channels() * channel_pitch();
+    return input_channels_last ? box_bytes() : chunk_read_channels() * channel_pitch();
   }
   constexpr int box_bytes() const { return box_rows() * box(2) * cell_pitch(); }  // channels-last
 
@@ -6112,13 +6175,15 @@ struct TileShape {
   // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
   // different banks.
   constexpr int box(int axis) const {
-    return gradient ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 : patch(1 + axis);
+    return gradient
+               ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + (axis == 2 ? window : 1)
+               : patch(1 + axis);
   }
   constexpr int box_rows() const { return tile[0] * box(0) * box(1); }
   // A gradient's cells lie `stride` elements apart, for large strides on a few banks only: there the residues of a row
   // lie in planes of their own, at the price of copies of one element.
   constexpr bool splits_rows() const {
-    return streams && gradient && !input_channels_last && element_bytes == 4 && stride[2] % 4 == 0;
+    return streams && gradient && window == 1 && !input_channels_last && element_bytes == 4 && stride[2] % 4 == 0;
   }
   constexpr int plane_length() const { return (box(2) + stride[2] - 1) / stride[2]; }
   // Elements from the start of a row to its element `index`, and from one cell to the next.
@@ -6136,6 +6201,10 @@ struct TileShape {
   }
   constexpr int channel_pitch() const {
     const int words = (box_rows() * row_pitch() * element_bytes + 3) / 4;
+    if (window > 1) {
+      const int apart = 16 * window / vector() % 32;  // banks for each of the channels of a step
+      return 4 * ((words - apart + 31) / 32 * 32 + apart);
+    }
     return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
   }
   constexpr int cell_pitch() const { return slabs * 16 + (tensor_copies ? 0 : 16); }
@@ -6145,6 +6214,17 @@ struct TileShape {
     const int row = input_channels_last ? box(2) : row_pitch();
     return along * (axis == 2 ? 1 : axis == 1 ? row : row * box(1));
   }
+  // Streams with fp32 out of TF32 (split.cuh): weights come as slabs of the big parts and slabs of the small ones, and
+  // sums of a few products, `part_items` items of a chunk, are added up in fp32. That sets the order of the sums: it is
+  // the same for all cuts of a problem.
+  constexpr bool splits() const { return streams && math == TileMath::fp32x3; }
+  constexpr int weight_parts() const { return splits() ? 2 : 1; }
+  constexpr int part_items() const {
+    return line_backs() > 1 || channel_chunks() * (slabs / 2) * all_backs() <= 8 ? 1 : 2;
+  }
+  // With a part in every item, products are waited for anyway before the next fragments are split.
+  constexpr bool splits_late() const { return splits() && part_items() == 1; }
+
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
   // cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed; }
@@ -6152,7 +6232,9 @@ struct TileShape {
     const int taps = all_backs() < 8 ? all_backs() : 8;
     return rows() + (pads_weights() ? taps % 8 : 0);
   }
-  constexpr int weight_back_pitch() const { return slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0); }
+  constexpr int weight_back_pitch() const {
+    return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
+  }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
   constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
@@ -6207,7 +6289,7 @@ struct TileShape {
     return bulk_weights() || all_backs() % stage_backs == 0 ? 0 : weight_stage_bytes();
   }
   // Packed weights of one block row: all its stages, one after the other.
-  constexpr long long packed_bytes() const { return 16LL * chunks() * all_backs() * slabs * rows(); }
+  constexpr long long packed_bytes() const { return 16LL * weight_parts() * chunks() * all_backs() * slabs * rows(); }
 };
 
 // The pack kernel takes some slabs of input channels and one block's output channels at a time through shared memory:
@@ -6602,6 +6684,7 @@ FILES["tile_stream.cuh"] = r"""
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
 // (kTensorCopies) and vectors leave from the sums (kStoresVectors: 0 no, 1 along the width, 2 along the channels).
+#include "split.cuh"
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -6618,7 +6701,7 @@ constexpr int kLine = kShape.line_backs();
 constexpr int kItems = kShape.all_backs() / kLine * kSteps;
 constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || kItems * kLine * kColumnTiles / 8 <= 80;
+constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kItems * kLine * kColumnTiles / 8 <= 80);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -6654,6 +6737,9 @@ struct CellTeam {
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
+  // Where factors are split: the sum of a few products, on its way to `sum`.
+  static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
+  float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
   // Bytes from the box's first element to this thread's two cells and first channel, or (tensor copies) to the cell
   // whose 16 bytes it names to the others of its warp.
   static constexpr int kNamed = kShape.tensor_copies ? 1 : 2;
@@ -6665,8 +6751,11 @@ struct CellTeam {
     const int lane = threadIdx.x % 32;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
+    constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
     const int channel = kShape.tensor_copies         ? 0
                         : kShape.input_channels_last ? lane % 4 * 4
+                        : kShape.window > 1          ? lane % 4 * kPair / kShape.window * kShape.channel_pitch() +
+                                                           lane % 4 * kPair % kShape.window * kShape.element_bytes
                                                      : lane % 4 * (4 / kShape.element_bytes) * kShape.channel_pitch();
 #pragma unroll
     for (int i = 0; i < kPlaces; ++i) {
@@ -6690,11 +6779,20 @@ struct CellTeam {
     return sum[tile][index / kUnitOctets][index % kUnitOctets];
   }
 
-  // One for each tile of cells, or for each cell of a line that any of its distances reaches.
-  using Fragments = unsigned[kFragments][4];
+  // One for each tile of cells, or for each cell of a line that any of its distances reaches; where factors are split,
+  // the small parts after the big ones.
+  using Fragments = unsigned[kShape.weight_parts() * kFragments][4];
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
+    if constexpr (kShape.window > 1) {
+      load_windows(out, stage, offset, step);
+    } else {
+      load_channels(out, stage, offset, step);
+    }
+    if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
+  }
+  __device__ __forceinline__ void load_channels(Fragments& out, unsigned stage, int offset, int step) const {
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
       if constexpr (kShape.tensor_copies) {
@@ -6716,6 +6814,17 @@ struct CellTeam {
       }
     }
   }
+  static __device__ __forceinline__ void split(Fragments& out, const Fragments& words) {
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const SplitWord parts(words[i][word]);
+        out[i][word] = parts.big;
+        out[(kShape.weight_parts() - 1) * kFragments + i][word] = parts.small;
+      }
+    }
+  }
   // The same by the lanes of a warp together, each of which names 16 bytes: sixteen cells, and the next vector of
   // channels for all of them. Where they lie is the copy engine's rule: three bits of the address from bits further up.
   static __device__ __forceinline__ void load_named(unsigned (&out)[4], unsigned cell, int step) {
@@ -6724,13 +6833,73 @@ struct CellTeam {
 #pragma unroll
     for (unsigned& word : out) word = rounded(word);
   }
+  // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
+  __device__ __forceinline__ void load_windows(Fragments& out, unsigned stage, int offset, int step) const {
+    constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
+    // Of two-byte elements, a window of two is one word, and places may be as little as a word apart.
+    constexpr bool kTwoWords = kShape.element_bytes == 4 || (kShape.window % 4 == 0 && kShape.granule % 4 == 0 &&
+                                                             kShape.lead % 4 == 0 && kShape.stride[2] % 4 == 0);
+    constexpr int kNext = kShape.window * kShape.element_bytes >= 8 ? 4 : kShape.channel_pitch();
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? half : 0] + offset + i * kShape.line_step() +
+                              step * kChannels * kShape.channel_pitch();
+        unsigned words[2];
+        if constexpr (kTwoWords) {
+          ptx::load_shared_64(cell, words);
+        } else {
+          words[0] = ptx::load_shared_32(cell);
+          words[1] = ptx::load_shared_32(cell + kNext);
+        }
+        out[i][half] = rounded(words[0]);
+        out[i][2 + half] = rounded(words[1]);
+      }
+    }
+  }
   static __device__ __forceinline__ unsigned rounded(unsigned word) {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The products of one item; `weights` is the descriptor of its stage's first row.
+  // The products of one item; `weights` is the descriptor of its stage's first row. Of split factors the small products
+  // come first, so that they are not cut off.
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
+    if constexpr (kShape.splits()) {
+      add_products(part, cells, kFragments, weights, item);
+      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), item);
+      add_products(part, cells, 0, weights, item);
+    } else {
+      add_products(sum, cells, 0, weights, item);
+    }
+    ptx::commit_warpgroup();
+  }
+
+  // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
+  // out, so that long sums of theirs would be too small. What this addition rounds away goes to the next part.
+  __device__ __forceinline__ void keep_part() {
+#pragma unroll
+    for (int i = 0; i < kPartTiles; ++i) {
+#pragma unroll
+      for (int octet = 0; octet < kOctets; ++octet) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& rest = part[i][octet / kUnitOctets][octet % kUnitOctets][j];
+          float& kept = sum[i][octet / kUnitOctets][octet % kUnitOctets][j];
+          const float added = ptx::waited_for(rest);
+          const float before = kept;
+          kept = before + added;
+          rest = added - (kept - before);
+        }
+      }
+    }
+  }
+
+  // With the fragments from `first` on.
+  template <typename Sums>
+  static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
+                                                      int item) {
 #pragma unroll
     for (int back = 0; back < kLine; ++back) {
       const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
@@ -6741,11 +6910,10 @@ struct CellTeam {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sum[i][tile], cells[i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+          multiply(sums[i][tile], cells[first + i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
         }
       }
     }
-    ptx::commit_warpgroup();
   }
 
   // Which fragment of a line the first tile's cells read at a distance: the furthest back come first, those of a
@@ -6825,7 +6993,9 @@ struct StreamReader {
 
   // A chunk's items take turns with two sets of registers.
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
-    if constexpr (kUnrolled) {
+    if constexpr (kShape.splits()) {
+      walk_parts(team, first, second);
+    } else if constexpr (kUnrolled) {
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
         if (item % 2 == 0) {
@@ -6843,14 +7013,41 @@ struct StreamReader {
       if (kItems % 2 == 1) step(team, first, second, kItems - 1);
     }
   }
+
+  // Where sums of a few products are kept apart, a part is the body of the loop: unrolled, several parts would have
+  // registers of their own.
+  __device__ __forceinline__ void walk_parts(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    constexpr int kPart = kShape.part_items();
+    static_assert(kPart == 1 || kPart % 2 == 0);  // each whole part begins with the same set
+    constexpr int kWhole = kItems / kPart;
+#pragma unroll(kUnrolled ? kWhole + 1 : 1)
+    for (int part = 0; part < kWhole; ++part) walk_part<kPart>(team, first, second, part * kPart);
+    if constexpr (kItems % kPart > 0) walk_part<kItems % kPart>(team, first, second, kWhole * kPart);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void walk_part(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
+                                            int begin) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i % 2 == 0) {
+        step(team, first, second, begin + i);
+      } else {
+        step(team, second, first, begin + i);
+      }
+    }
+    ptx::wait_for_warpgroup<0>();
+    team.keep_part();
+    if constexpr (kShape.splits_late()) CellTeam::split(first, second);
+  }
 };
 
 __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
   CellTeam::Fragments even;
   CellTeam::Fragments odd;
   reader.begin(team, even);
+  if constexpr (kShape.splits_late()) CellTeam::split(even, even);
   // After an odd number of items the next chunk begins with the other set.
-  constexpr int kTurn = kItems % 2 == 1 ? 2 : 1;
+  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : 1;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
     reader.walk_chunk(team, even, odd);
@@ -6937,7 +7134,7 @@ struct InputCopies {
   static constexpr int kPieceBytes = kShape.granule * kShape.element_bytes;
   static constexpr int kPlaces = kShape.copy_places();
   static constexpr int kPieces = kPlaces / kShape.box_rows();  // of a row
-  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_channels();
+  static constexpr int kChannels = kShape.input_channels_last ? 1 : kShape.chunk_read_channels();
   static constexpr int kAtOnce = kPlaces >= kInputThreads              ? 1
                                  : kInputThreads / kPlaces < kChannels ? kInputThreads / kPlaces
                                                                        : kChannels;
@@ -7009,20 +7206,22 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Til
                                              RingPlace<kShape.input_ring>& place) {
   const BlockCells& cells = tile.cells;
   const InputCopies copies(params, cells, thread);
-  int channel = tile.rank * kShape.block_chunks() * kShape.chunk_channels();
+  int channel = tile.rank * kShape.block_chunks() * kShape.chunk_read_channels();
   const long long channel_bytes = params.input_strides[1] * kShape.element_bytes;
-  const Element* base = static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
-                        (static_cast<long long>(tile.rows.group) * kShape.channels + channel) * params.input_strides[1];
+  const Element* base =
+      static_cast<const Element*>(params.input) + cells.first[0] * params.input_strides[0] +
+      (static_cast<long long>(tile.rows.group) * kShape.read_channels() + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
     ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
-    copies.copy(base, channel_bytes, kShape.channels - channel, ring + place.slot * kShape.input_stage_bytes(), thread);
+    copies.copy(base, channel_bytes, kShape.read_channels() - channel, ring + place.slot * kShape.input_stage_bytes(),
+                thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
-    channel += kShape.chunk_channels();
-    base += kShape.chunk_channels() * params.input_strides[1];
+    channel += kShape.chunk_read_channels();
+    base += kShape.chunk_read_channels() * params.input_strides[1];
   }
 }
 """
@@ -7090,7 +7289,7 @@ __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCel
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
                                                const StreamBarriers& barriers, unsigned ring,
                                                RingPlace<kShape.weight_ring>& place) {
-  constexpr int kBytesPerBack = kShape.slabs * kShape.rows() * 16;
+  constexpr int kBytesPerBack = kShape.weight_back_pitch() * 16;
   const char* source = static_cast<const char*>(params.weight) + block_row * kShape.packed_bytes() +
                        rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
 #pragma unroll 1
