@@ -17,7 +17,7 @@ struct Beside::Lane {
 
   static Lane& of(c10::Device device) {
     thread_local auto& lanes = *new std::vector<std::unique_ptr<Lane>>();
-    const auto index = static_cast<std::size_t>(device.index());
+    const auto index = static_cast<std::size_t>(static_cast<unsigned char>(device.index()));
     if (lanes.size() <= index) lanes.resize(index + 1);
     if (lanes[index] == nullptr) lanes[index] = std::make_unique<Lane>(device);
     return *lanes[index];

@@ -87,9 +87,9 @@ class DepthwiseWeightKernel final : public Kernel {
         strip_(strip_of(problem, true)),
         main_(source(problem, "tconv_depthwise_weight", strip_), 0, device.arch),
         finish_(source(problem, "tconv_depthwise_weight_finish", strip_), 0, device.arch) {
-    const auto bytes = static_cast<int>(size_of(problem.dtype));
-    input_alignment_ = static_cast<std::uintptr_t>(strip_.input_load * bytes);
-    output_alignment_ = static_cast<std::uintptr_t>(strip_.output_load * bytes);
+    const std::uintptr_t bytes = size_of(problem.dtype);
+    input_alignment_ = bytes * static_cast<std::uintptr_t>(strip_.input_load);
+    output_alignment_ = bytes * static_cast<std::uintptr_t>(strip_.output_load);
     if (strip_.input_load * strip_.output_load > 1)
       unaligned_.emplace(source(problem, "tconv_depthwise_weight", strip_of(problem, false)), 0, device.arch);
     std::copy(problem.input_strides.begin(), problem.input_strides.end(), params_.input_strides);
