@@ -33,8 +33,8 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     forward: direct (cells 1x1x256 of 1 plane and 16 out channels, 8 in channels at a time; a thread: 1 x 4 cells, 4
         channels; 256 threads (channels 4, phases 1, sums 1), 45024 bytes shared, 2 blocks per multiprocessor, grid
         8256) [8.0 and later, TF32; 8.0 and later, strict]
-    grad_input: tile (8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
-        blocks (3 per multiprocessor), 48 KiB shared, weights packed) [Hopper, TF32]
+    grad_input: tile (8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x16, 16384
+        blocks (2 per multiprocessor), 48 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (16 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, streams to warpgroups 1x1x1
         of 16x128, 16384 blocks (2 per multiprocessor), 98 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (8 channels by 1x1x4x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x16, 32768
@@ -666,15 +666,15 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
-// grad_input, tile: 8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x4x1 of 16x32, 16384
-// blocks (3 per multiprocessor), 48 KiB shared, weights packed
+// grad_input, tile: 8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x16, 16384
+// blocks (2 per multiprocessor), 48 KiB shared, weights packed
 namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 4, 1, 4, 1, 1, 2, 15, 3,
-    true, 3, true, false, false, false, false};
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3,
+    true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
@@ -691,8 +691,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 4, 1, 4, 1, 1, 2, 15, 3,
-    true, 3, true, false, false, false, false};
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3,
+    true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
@@ -754,7 +754,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 1024;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 49728,
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 49728,
                              true, stream, params);
     if (error != 0) return error;
   }

@@ -82,10 +82,10 @@ DeviceProperties properties_of(GpuModel gpu) {
              .multiprocessors = 132,
              .shared_bytes_per_block = std::size_t{227} * 1024,
              .shared_bytes_per_multiprocessor = std::size_t{228} * 1024,
-             .l2_bytes = std::size_t{50} << 20U,
+             .l2_bytes = std::size_t{60} << 20U,
              .clock_hz = 1.98e9,
              .memory_clock_hz = 3.201e9,
-             .memory_bus_bits = 6144};
+             .memory_bus_bits = 6016};
   } else {
     facts = {.index = 0,
              .name = "compute capability 8.0",
