@@ -98,6 +98,7 @@ TEST(Columns, ImagesOfOneCell) {
     for (const std::int64_t batch : {1, 3, 260}) {
       for (const int variant : {0, 1, 2}) {  // contiguous, in groups, channels-last
         for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+          if (batch > 3 && dtype != DType::f32) continue;
           Problem problem = one_cell(direction, batch);
           problem.dtype = dtype;
           problem.groups = variant == 1 ? 2 : 1;
