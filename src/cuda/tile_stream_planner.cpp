@@ -138,6 +138,20 @@ int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned
   return fits ? vector : 0;
 }
 
+// How many neighbours of a row can leave shared memory together: whole vectors, all inside or all outside.
+int row_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
+  const Strides& strides = tile_output_strides(problem);
+  if (!aligned || shape.output_channels_last || shape.output_step(2) != 1 || strides[4] != 1) return 1;
+  const Axis& width = problem.axes[2];
+  const std::int64_t outputs = shape.gradient ? width.input : width.output();
+  for (int vector = shape.vector(); vector > 1; vector /= 2) {
+    bool fits = outputs % vector == 0 && shape.tile[3] % vector == 0;
+    for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % vector == 0;
+    if (fits) return vector;
+  }
+  return 1;
+}
+
 constexpr int kLeastRegisters = 64;        // at a kernel's start
 constexpr int kLeastRegistersToStay = 96;  // loaders keep more from tile to tile
 constexpr int kMostCopyPlaces = 6;         // of a thread that loads, in registers
@@ -275,6 +289,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           shape.lead = lead_of(problem, shape);
           shape.stays = shape.depth_blocks == 1;
           shape.store_vector = store_vector_of(problem, shape, aligned);
+          shape.row_vector = row_vector_of(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;
