@@ -124,7 +124,8 @@ int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned
   if (shape.output_channels_last && aligned) return channel_vector_of(shape, strides);
   const Axis& width = problem.axes[2];
   const int vector = shape.output_step(2);
-  const bool whole_words = vector * shape.element_bytes >= 4 && vector <= shape.vector() && shape.vector() % vector == 0;
+  const bool whole_words =
+      vector * shape.element_bytes >= 4 && vector <= shape.vector() && shape.vector() % vector == 0;
   if (!aligned || !shape.stays || strides[4] != 1 || vector == 1 || !whole_words) return 0;
   if (shape.span[2] != vector || shape.block_channels % 8 != 0) return 0;
   for (int a = 0; a < kSpatialAxes; ++a) {

@@ -215,7 +215,8 @@ void sync_first_threads() {
   tconv::test::BlockEmulator::first_threads(kThreads);
 }
 
-// Bytes announced that have not come yet, how many phases have ended (modulo 2), and who still has to arrive in this one.
+// Bytes announced that have not come yet, how many phases have ended (modulo 2), and who still has to arrive in this
+// one.
 constexpr int kMostArrivals = 1024;
 struct Barrier {
   std::int32_t bytes;

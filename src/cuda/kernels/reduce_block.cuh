@@ -175,7 +175,8 @@ struct Ring {
     }
   }
 
-  // By one thread, before the others use the ring. Every thread of a warp arrives: racecheck, too, should see the order.
+  // By one thread, before the others use the ring. Every thread of a warp arrives: racecheck, too, should see the
+  // order.
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
