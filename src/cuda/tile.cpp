@@ -42,7 +42,7 @@ std::string initialiser(const TileShape& s) {
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
-          ", " + text_of(s.output_channels_last);
+          ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
 }
 
@@ -71,6 +71,26 @@ int box_offset(const TileShape& shape, const int (&back)[3]) {
   return offset;
 }
 
+// Streams of plane boxes: how far the cells of a group's tap lie from the box's first, in bytes.
+int plane_box_offset(const TileShape& shape, int group, int index) {
+  int offset = 0;
+  for (int a = 0; a < 3; ++a)
+    offset += shape.plane_tap(a, group, index) * shape.dilation[a] / shape.stride[a] * shape.box_step(a);
+  return offset;
+}
+
+// The same for each group, one after the other, and how many taps it has.
+std::string plane_box_tables(const TileShape& shape) {
+  std::string cells;
+  std::string taps;
+  for (int group = 0; group < shape.all_plane_groups(); ++group) {
+    for (int index = 0; index < shape.all_backs(); ++index)
+      cells += std::to_string(plane_box_offset(shape, group, index)) + ", ";
+    taps += std::to_string(shape.group_taps(group)) + ", ";
+  }
+  return "__constant__ int kPlaneCells[] = {" + cells + "};\n__constant__ int kPlaneTaps[] = {" + taps + "};\n";
+}
+
 // For each distance: how far its cells lie from the patch's first, and which row tiles have a tap there.
 std::string back_tables(const TileShape& shape) {
   std::string cells;
@@ -84,7 +104,10 @@ std::string back_tables(const TileShape& shape) {
       position = position * shape.patch(1 + a) + site.cell;
       plane = plane * shape.planes[a] + site.plane;
     }
-    cells += std::to_string(shape.streams ? box_offset(shape, back) : plane * shape.plane_pitch() + position) + ", ";
+    const int cell = shape.plane_boxes() ? plane_box_offset(shape, 0, index)
+                     : shape.streams     ? box_offset(shape, back)
+                                         : plane * shape.plane_pitch() + position;
+    cells += std::to_string(cell) + ", ";
     rows += std::to_string(row_tiles_with_tap(shape, index)) + "u, ";
   }
   // Twice: for loops that are unrolled whole, where they become immediate operands, and for the others.
@@ -100,11 +123,13 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
   source.config += std::string("using Element = ") + (shape.element_bytes == 4 ? "float" : "unsigned short") + ";\n";
   source.config += "constexpr TileShape kShape = " + initialiser(shape) + ";\n";
   source.config += back_tables(shape);
+  if (!shape.even_planes()) source.config += plane_box_tables(shape);
   source.config +=
       "#define kClusterAttribute " +
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
+    source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStoresVectors ") +
                      (shape.store_vector == 0      ? "0"
                       : shape.output_channels_last ? "2"
@@ -165,7 +190,8 @@ class TileKernel final : public Kernel {
     const void* const input = shape_.gradient ? buffers.output : buffers.input;
     void* const output = shape_.gradient ? buffers.input : buffers.output;
     const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
-    if ((shape_.wide_input && misses(input)) || (shape_.store_vector > 1 && misses(output))) {
+    if ((shape_.wide_input && misses(input)) || (shape_.wide_weights && misses(buffers.weight)) ||
+        (shape_.store_vector > 1 && misses(output))) {
       if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
       return unaligned_->run(buffers, execution);
     }
@@ -245,7 +271,8 @@ class TileKernel final : public Kernel {
                        .sizes = {static_cast<long long>(p.groups) * s.channels, p.input_size[2], p.input_size[1],
                                  p.input_size[0], p.batch},
                        .strides = {p.input_strides[4], p.input_strides[3], p.input_strides[2], p.input_strides[0]},
-                       .box = {s.chunk_channels(), s.box(2), s.box(1), s.box(0), s.tile[0]}});
+                       .box = {s.chunk_channels(), s.box(2), s.box(1), s.box(0), s.tile[0]},
+                       .steps = {1, s.box_stride(2), s.box_stride(1), s.box_stride(0), 1}});
   }
 
   TileParams params_of(const Problem& problem) const {
@@ -303,7 +330,7 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
-  if (candidate.shape.wide_input || candidate.shape.store_vector > 1) {
+  if (candidate.shape.wide_input || candidate.shape.wide_weights || candidate.shape.store_vector > 1) {
     const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }

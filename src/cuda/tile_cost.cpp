@@ -173,6 +173,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
       (input_bytes * input_sectors + weight_bytes + 2.55 * outputs * shape.element_bytes * output_sectors) / 59;
   const double weight_instructions = shape.bulk_weights() ? 0
                                      : shape.packed       ? 4
+                                     : shape.wide_weights ? 8
                                      : shape.gradient     ? 22
                                                           : 71;  // per cell
   const double loader =

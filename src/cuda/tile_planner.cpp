@@ -172,6 +172,14 @@ bool reads_in_place(const TileShape& shape, const Problem& problem) {
   return true;
 }
 
+// Whether the summed channels of a gradient's weights are neighbours that can be read as vectors.
+bool reads_wide_weights(const TileShape& shape, const Problem& problem) {
+  const Strides& strides = problem.weight_strides;
+  if (!shape.gradient || strides[1] != 1 || shape.channels % shape.vector() != 0) return false;
+  return std::all_of(std::begin(strides), std::end(strides),
+                     [&](std::int64_t stride) { return stride == 1 || stride % shape.vector() == 0; });
+}
+
 // Fits stages and residency around rows and columns; false when it cannot be built.
 bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& device) {
   shape.all_taps = every_phase_has_every_tap(shape);
@@ -300,6 +308,7 @@ std::vector<TileCandidate> sorted_candidates(const Problem& problem, const Devic
                                              const TileOptions& options) {
   TileShape base = base_shape(problem);
   base.wide_input = base.wide_input && options.aligned;
+  base.wide_weights = options.aligned && reads_wide_weights(base, problem);
   base.warpgroup = prefers_warpgroups(problem, device, base);
   if (base.gradient && !set_planes(problem, base)) return {};
   set_depth(problem, base);
@@ -330,6 +339,7 @@ std::vector<TileCandidate> sorted_candidates(const Problem& problem, const Devic
           if (!seen.emplace(teams.row_tiles, teams.column_teams, shape.column_tiles, cells).second) continue;
           for (const bool packed : {false, true}) {
             shape.packed = packed;
+            shape.wide_weights = !packed && base.wide_weights;
             if (!offsets_fit(shape, problem) || !complete(shape, problem, device)) continue;
             if (packed && !may_pack(shape, problem)) continue;
             TileCandidate candidate;

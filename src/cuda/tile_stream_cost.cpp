@@ -49,9 +49,18 @@ double part_line_bytes(const TileShape& shape, const Problem& problem) {
 // few rows are mostly empty.
 double gradient_surplus(const TileShape& shape) {
   if (!shape.gradient) return 1;
+  if (shape.plane_boxes()) return 1;
   bool sparse = false;
   for (int a = 0; a < 3; ++a) sparse = sparse || shape.phases[a] < shape.stride[a];
   return (sparse ? 1.45 : 1.0) * (shape.row_unit < 32 ? 1.2 : 1.0);
+}
+
+// Distances at which a chunk is multiplied, in the mean over the residues that it may hold.
+double mean_backs(const TileShape& shape) {
+  if (shape.even_planes()) return shape.all_backs();
+  double taps = 0;
+  for (int group = 0; group < shape.all_plane_groups(); ++group) taps += shape.group_taps(group);
+  return taps / shape.all_plane_groups();
 }
 
 }  // namespace
@@ -66,12 +75,15 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double chunks = shape.block_chunks();
   const double steps = chunks * shape.slabs / 2;
   const double cell_tiles = shape.column_tiles / 8.0 * shape.column_teams;
+  const double backs = mean_backs(shape);
   double rows = 0;  // over all distances; a product of fewer than 32 takes as long
   for (int back = 0; back < shape.all_backs(); ++back)
     rows += std::popcount(row_tiles_with_tap(shape, back)) * std::max(shape.row_unit, 32);
+  rows *= backs / shape.all_backs();
   const double products = (shape.splits() ? 3 : 1) * steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
-  const double items = steps * shape.all_backs() / shape.line_backs();
-  const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1;
+  const double items = steps * backs / shape.line_backs();
+  const bool on_all_banks =
+      !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1 || shape.plane_boxes();
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
   const double words = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1 ? 2 : 1;
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
@@ -83,7 +95,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
       0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_read_channels()) * shape.copy_places();
 
   const double input_bytes = chunks * shape.input_stage_bytes();
-  const double weight_bytes = chunks * shape.all_backs() * shape.weight_back_pitch() * 16;
+  const double weight_bytes = chunks * backs * shape.weight_back_pitch() * 16;
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);

@@ -148,7 +148,8 @@ TensorBoxes boxes_of(const Problem& problem, const TileShape& shape) {
   return {.element_bytes = shape.element_bytes,
           .sizes = {problem.groups * shape.channels, size(2), size(1), size(0), 2},
           .strides = {strides[4], strides[3], strides[2], strides[0]},
-          .box = {shape.chunk_channels(), shape.box(2), shape.box(1), shape.box(0), shape.tile[0]}};
+          .box = {shape.chunk_channels(), shape.box(2), shape.box(1), shape.box(0), shape.tile[0]},
+          .steps = {1, shape.box_stride(2), shape.box_stride(1), shape.box_stride(0), 1}};
 }
 
 // Chunks for the copy engine: as many channels as make a whole line of shared memory, where weights of all distances of
@@ -162,6 +163,22 @@ bool set_tensor_copies(TileShape& shape, std::int64_t groups) {
     return true;
   }
   return false;
+}
+
+// Boxes of one residue of a gradient's stride each, where the copy engine can take such steps.
+bool set_plane_boxes(TileShape& shape, std::int64_t groups) {
+  constexpr int kMostStep = 8;
+  TileShape split = shape;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.stride[a] > kMostStep || (shape.stride[a] > 1 && shape.dilation[a] != 1)) return false;
+    split.planes[a] = 1;
+  }
+  split.tensor_copies = shape.gradient && set_tensor_copies(split, groups);
+  if (!split.plane_boxes()) return false;
+  // Where residues differ in taps, items come in pairs, and blocks that share a sum take whole groups of residues.
+  if (!split.even_planes() && (split.slabs < 4 || split.channel_chunks() % split.depth_blocks != 0)) return false;
+  shape = split;
+  return true;
 }
 
 // Fits rings and residency around rows and cells; false when it cannot be built.
@@ -229,14 +246,18 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   base.granule = granule_of(problem, base, aligned);
   if (base.granule == 0) return;
   base.streams = base.warpgroup = base.packed = true;
+  base.wide_weights = false;
   for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
   set_window(base, window_of(problem, base));
   if (base.splits_rows()) base.granule = 1;
   base.wide_input = base.input_channels_last || base.granule > 1;
   base.depth_teams = 1;
-  base.line_axis = line_axis_of(base);
   // An exported file has launches without tensor maps, which depend on addresses.
-  base.tensor_copies = base.input_channels_last && !device.any_batch && set_tensor_copies(base, problem.groups);
+  const bool may_map = base.input_channels_last && !device.any_batch;
+  if (!may_map || !set_plane_boxes(base, problem.groups)) {
+    base.line_axis = line_axis_of(base);
+    base.tensor_copies = may_map && set_tensor_copies(base, problem.groups);
+  }
   // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
   if (base.chunks() % base.depth_blocks != 0) return;
   const std::vector<CellTile> planes =

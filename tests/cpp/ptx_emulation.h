@@ -256,7 +256,7 @@ inline void copy_tensor(unsigned shared, const void* map, const int (&at)[5], un
     bool inside = true;
     int rest = row;
     for (int i = 1; i < 5; ++i) {
-      const long long index = at[i] + rest % boxes.box[i];
+      const long long index = at[i] + rest % boxes.box[i] * boxes.steps[i];
       rest /= boxes.box[i];
       inside = inside && index >= 0 && index < boxes.sizes[i];
       source += index * boxes.strides[i - 1] * boxes.element_bytes;

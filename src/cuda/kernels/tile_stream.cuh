@@ -21,8 +21,11 @@ constexpr int kLine = kShape.line_backs();
 // Items of a chunk: one step of depth at one distance, or at all distances of a line.
 constexpr int kItems = kShape.all_backs() / kLine * kSteps;
 constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
+// A chunk with fewer of them ends with the same set of registers as the others.
+static_assert(kShape.even_planes() || kSteps % 2 == 0);
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kItems * kLine * kColumnTiles / 8 <= 80);
+constexpr bool kUnrolled =
+    kShape.even_planes() && (!kShape.all_taps || (!kShape.splits() && kItems * kLine * kColumnTiles / 8 <= 80));
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -279,19 +282,31 @@ struct StreamReader {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
     team.add(now, weight_stage(), item);
-    const bool ends_chunk = item + 1 == kItems;
+    const bool ends_chunk = item + 1 == chunk_items();
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
     if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kSteps);
-      team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
+      team.load(next, input_stage(), back_cells(back), (item + 1) % kSteps);
       return;
     }
     if (++chunk == kShape.block_chunks()) return;
     give_back_input();
     begin(team, next);
+  }
+
+  __device__ __forceinline__ int chunk_items() const {
+    return kShape.even_planes() ? kItems : chunk_backs(chunk) * kSteps;
+  }
+  // Where the cells of a distance lie in the chunk's box, in bytes.
+  __device__ __forceinline__ int back_cells(int back) const {
+#if kUnevenPlanes
+    return kPlaneCells[chunk % kShape.all_plane_groups() * kShape.all_backs() + back];
+#else
+    return kUnrolled ? kFixedBackCells[back] : kBackCells[back];
+#endif
   }
 
   __device__ __forceinline__ void give_back_input() {
@@ -326,8 +341,9 @@ struct StreamReader {
         }
       }
     } else {
+      const int items = chunk_items();
 #pragma unroll 1
-      for (int item = 0; item + 1 < kItems; item += 2) {
+      for (int item = 0; item + 1 < items; item += 2) {
         step(team, first, second, item);
         step(team, second, first, item + 1);
       }
