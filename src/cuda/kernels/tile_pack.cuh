@@ -54,19 +54,22 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
                   position];
   };
   if constexpr (kStaged) {
-    // Neighbouring threads read neighbours in memory: output channels, or taps and then whichever channels lie closer.
+    // Neighbouring threads read neighbours in memory: channels of either side, or taps and then whichever channels lie
+    // closer.
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
+    const bool ins_before_taps = params.weight_strides[0] == 1 && kTaps > 1 && !outs_first;
     const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
 #pragma unroll 8
     for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
-      const int tap = outs_first ? i / kShape.block_channels % kTaps : i % kTaps;
+      const int tap = outs_first ? i / kShape.block_channels % kTaps : ins_before_taps ? i / kIns % kTaps : i % kTaps;
       const int outer = i / kTaps;
-      const int v = outs_first  ? i / (kTaps * kShape.block_channels)
-                    : ins_first ? outer % kIns
-                                : outer / kShape.block_channels;
-      const int out_channel = outs_first  ? i % kShape.block_channels
-                              : ins_first ? outer / kIns
-                                          : outer % kShape.block_channels;
+      const int v = outs_first        ? i / (kTaps * kShape.block_channels)
+                    : ins_before_taps ? i % kIns
+                    : ins_first       ? outer % kIns
+                                      : outer / kShape.block_channels;
+      const int out_channel = outs_first                     ? i % kShape.block_channels
+                              : ins_before_taps || ins_first ? outer / kIns
+                                                             : outer % kShape.block_channels;
       staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
     }
     __syncthreads();
