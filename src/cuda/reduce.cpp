@@ -136,8 +136,8 @@ class ReduceKernel final : public Kernel {
     const LaunchShape launch = {
         .grid_x = blocks, .block = static_cast<unsigned>(shape_.threads()), .overlaps_previous = pack_.has_value()};
     if (shape_.boxes()) {
-      BoxReduceParams with_maps{params, tensor_map(row_boxes(shape_, params)),
-                                tensor_map(column_boxes(shape_, params))};
+      BoxReduceParams with_maps{params, tensor_map(row_boxes(shape_, params), device_),
+                                tensor_map(column_boxes(shape_, params), device_)};
       void* with[] = {&with_maps};
       kernel_.launch(device_, launch, with, execution.stream);
     } else {

@@ -52,7 +52,7 @@ bool can_map(const TensorBoxes& boxes) {
   return true;
 }
 
-TensorMap tensor_map(const TensorBoxes& boxes) {
+TensorMap tensor_map(const TensorBoxes& boxes, int device) {
   TensorMap map{};
   if (JitKernelWatch::watches()) {
     static_assert(sizeof(boxes) <= sizeof(map));
@@ -76,6 +76,8 @@ TensorMap tensor_map(const TensorBoxes& boxes) {
   const Driver& cuda = driver();
   if (cuda.tensor_map_encode_tiled == nullptr)
     throw Error("this NVIDIA driver is too old for sm_90a kernels: 525 or later is needed");
+  // A thread that has not called CUDA yet, such as one of autograd's, has no context.
+  const ContextScope context(primary_context(device));
   check(cuda.tensor_map_encode_tiled(&map, type, kDimensions, boxes.address, sizes, strides.of, box, steps,
                                      /*interleave=*/0, swizzle, kPromotion, /*fill=*/0),
         "describe a tensor to the copy engine");

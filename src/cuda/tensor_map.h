@@ -18,7 +18,8 @@ struct TensorBoxes {
 // Whether the copy engine takes boxes like these, whatever the address.
 bool can_map(const TensorBoxes& boxes);
 
-// What a kernel gives to ptx::copy_tensor. For a kernel that is not launched but watched, the boxes as they are.
-TensorMap tensor_map(const TensorBoxes& boxes);
+// What a kernel gives to ptx::copy_tensor on that GPU. For a kernel that is not launched but watched, the boxes as they
+// are.
+TensorMap tensor_map(const TensorBoxes& boxes, int device);
 
 }  // namespace tconv::cuda

@@ -272,7 +272,8 @@ class TileKernel final : public Kernel {
                                  p.input_size[0], p.batch},
                        .strides = {p.input_strides[4], p.input_strides[3], p.input_strides[2], p.input_strides[0]},
                        .box = {s.chunk_channels(), s.box(2), s.box(1), s.box(0), s.tile[0]},
-                       .steps = {1, s.box_stride(2), s.box_stride(1), s.box_stride(0), 1}});
+                       .steps = {1, s.box_stride(2), s.box_stride(1), s.box_stride(0), 1}},
+                      device_);
   }
 
   TileParams params_of(const Problem& problem) const {
