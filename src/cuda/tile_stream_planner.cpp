@@ -170,11 +170,11 @@ bool set_plane_boxes(TileShape& shape, std::int64_t groups) {
   constexpr int kMostStep = 8;
   TileShape split = shape;
   for (int a = 0; a < kSpatialAxes; ++a) {
-    if (shape.stride[a] > kMostStep || (shape.stride[a] > 1 && shape.dilation[a] != 1)) return false;
+    if (shape.stride[a] > kMostStep) return false;
     split.planes[a] = 1;
   }
-  split.tensor_copies = shape.gradient && set_tensor_copies(split, groups);
-  if (!split.plane_boxes()) return false;
+  if (!set_tensor_copies(split, groups)) return false;
+  split.tensor_copies = true;
   // Where residues differ in taps, items come in pairs, and blocks that share a sum take whole groups of residues.
   if (!split.even_planes() && (split.slabs < 4 || split.channel_chunks() % split.depth_blocks != 0)) return false;
   shape = split;
@@ -254,10 +254,9 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   base.depth_teams = 1;
   // An exported file has launches without tensor maps, which depend on addresses.
   const bool may_map = base.input_channels_last && !device.any_batch;
-  if (!may_map || !set_plane_boxes(base, problem.groups)) {
-    base.line_axis = line_axis_of(base);
-    base.tensor_copies = may_map && set_tensor_copies(base, problem.groups);
-  }
+  const bool strided = base.input_step(0) > 1 || base.input_step(1) > 1 || base.input_step(2) > 1;
+  if (!may_map || !strided || !set_plane_boxes(base, problem.groups)) base.line_axis = line_axis_of(base);
+  if (may_map && !strided) base.tensor_copies = set_tensor_copies(base, problem.groups);
   // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
   if (base.chunks() % base.depth_blocks != 0) return;
   const std::vector<CellTile> planes =

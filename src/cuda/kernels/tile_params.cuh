@@ -125,15 +125,28 @@ struct TileShape {
   }
 
   // Tensor copies that bring a gradient's residues in boxes of their own, one chunk after the other: cells are
-  // neighbours in them, as those of a forward problem are. Taps of a residue are `stride` apart then, and some residues
-  // may have one less than the first ones.
-  constexpr bool plane_boxes() const { return tensor_copies && all_plane_groups() > 1; }
-  constexpr int plane_taps(int axis, int group) const {
-    return (kernel[axis] - group_residue(axis, group) + phases[axis] - 1) / phases[axis];
+  // neighbours in them, as those of a forward problem are. Taps of a residue are `phases` apart then, and some residues
+  // may have one less than others.
+  constexpr bool plane_boxes() const {
+    return tensor_copies && gradient && (stride[0] > 1 || stride[1] > 1 || stride[2] > 1);
   }
+  constexpr int first_tap(int axis, int group) const {
+    const int residue = group_residue(axis, group);
+    if (dilation[axis] == 1 || stride[axis] == 1) return residue;
+    int tap = 0;
+    while (tap * dilation[axis] % stride[axis] != residue) ++tap;
+    return tap;
+  }
+  constexpr int plane_taps(int axis, int group) const {
+    return (kernel[axis] - first_tap(axis, group) + phases[axis] - 1) / phases[axis];
+  }
+  // Whether all residues have their taps at the same distances.
   constexpr bool even_planes() const {
     if (!plane_boxes()) return true;
-    return kernel[0] % phases[0] == 0 && kernel[1] % phases[1] == 0 && kernel[2] % phases[2] == 0;
+    for (int axis = 0; axis < 3; ++axis) {
+      if (kernel[axis] % phases[axis] != 0 || (phases[axis] - 1) * dilation[axis] >= stride[axis]) return false;
+    }
+    return true;
   }
   constexpr int group_taps(int group) const {
     int taps = 1;
@@ -144,7 +157,7 @@ struct TileShape {
   constexpr int plane_tap(int axis, int group, int index) const {
     for (int inner = 2; inner > axis; --inner) index /= plane_taps(inner, group_along(inner, group));
     const int own = group_along(axis, group);
-    return group_residue(axis, own) + index % plane_taps(axis, own) * phases[axis];
+    return first_tap(axis, own) + index % plane_taps(axis, own) * phases[axis];
   }
 
   // What one step between cells is in the tensor that is read and in the one that is written.

@@ -321,7 +321,7 @@ struct StreamReader {
   // The first fragments of a chunk.
   __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
     ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
-    team.load(first, input_stage(), kFixedBackCells[first_back(0)], 0);
+    team.load(first, input_stage(), kShape.even_planes() ? kFixedBackCells[first_back(0)] : back_cells(0), 0);
   }
 
   // The distance whose cells come first in a line's fragments.

@@ -58,7 +58,7 @@ __device__ __forceinline__ int plane_tap_of(const PlaneGroup& group, int index) 
 #pragma unroll
   for (int axis = 2; axis >= 0; --axis) {
     const int count = kShape.plane_taps(axis, group.at[axis]);
-    taps[axis] = kShape.group_residue(axis, group.at[axis]) + index % count * kShape.phases[axis];
+    taps[axis] = kShape.first_tap(axis, group.at[axis]) + index % count * kShape.phases[axis];
     index /= count;
   }
   if (index > 0) return -1;
