@@ -154,6 +154,7 @@ bool has_dense_taps(const Problem& problem) {
 }
 
 KernelSource pack_source(const TileShape& shape, bool dense_taps) {
+  if (shape.wide_weights) return source_of(shape, "tile_pack_wide.cuh", "tconv_tile_pack");
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
   source.config += std::string("constexpr bool kDenseTaps = ") + text_of(dense_taps) + ";\n";
   return source;
@@ -170,19 +171,20 @@ class TileKernel final : public Kernel {
         kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch),
         unaligned_(std::move(unaligned)) {
     if (shape_.packed) {
-      pack_.emplace(pack_source(shape_, has_dense_taps(problem)), static_cast<std::size_t>(pack_shared_bytes(shape_)),
-                    device.arch);
+      pack_.emplace(pack_source(shape_, has_dense_taps(problem)),
+                    shape_.wide_weights ? 0 : static_cast<std::size_t>(pack_shared_bytes(shape_)), device.arch);
     }
     params_ = params_of(problem);
     // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
     // of blocks only.
     overlaps_pack_ = shape_.packed && (shape_.stays || (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
                                        blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
-    pack_grid_ = {
-        .grid_x = static_cast<unsigned>(shape_.channel_chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
-        .grid_y = static_cast<unsigned>(params_.channel_blocks),
-        .grid_z = static_cast<unsigned>(params_.groups),
-        .block = kPackThreads};
+    pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
+                                                                      : shape_.channel_chunks() * shape_.slabs /
+                                                                            std::max(pack_slabs(shape_), 1)),
+                  .grid_y = static_cast<unsigned>(params_.channel_blocks),
+                  .grid_z = static_cast<unsigned>(params_.groups),
+                  .block = kPackThreads};
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {

@@ -175,7 +175,8 @@ bool reads_in_place(const TileShape& shape, const Problem& problem) {
 // Whether the summed channels of a gradient's weights are neighbours that can be read as vectors.
 bool reads_wide_weights(const TileShape& shape, const Problem& problem) {
   const Strides& strides = problem.weight_strides;
-  if (!shape.gradient || strides[1] != 1 || shape.channels % shape.vector() != 0) return false;
+  if (!shape.gradient || shape.math == TileMath::fp32x3 || strides[1] != 1 || shape.channels % shape.vector() != 0)
+    return false;
   return std::all_of(std::begin(strides), std::end(strides),
                      [&](std::int64_t stride) { return stride == 1 || stride % shape.vector() == 0; });
 }
@@ -339,7 +340,6 @@ std::vector<TileCandidate> sorted_candidates(const Problem& problem, const Devic
           if (!seen.emplace(teams.row_tiles, teams.column_teams, shape.column_tiles, cells).second) continue;
           for (const bool packed : {false, true}) {
             shape.packed = packed;
-            shape.wide_weights = !packed && base.wide_weights;
             if (!offsets_fit(shape, problem) || !complete(shape, problem, device)) continue;
             if (packed && !may_pack(shape, problem)) continue;
             TileCandidate candidate;

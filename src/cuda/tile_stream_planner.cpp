@@ -246,9 +246,9 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   base.granule = granule_of(problem, base, aligned);
   if (base.granule == 0) return;
   base.streams = base.warpgroup = base.packed = true;
-  base.wide_weights = false;
   for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
   set_window(base, window_of(problem, base));
+  if (base.window > 1) base.wide_weights = false;
   if (base.splits_rows()) base.granule = 1;
   base.wide_input = base.input_channels_last || base.granule > 1;
   base.depth_teams = 1;

@@ -95,7 +95,7 @@ struct TileShape {
   // that those of neighbouring cells lie on different banks.
   bool tensor_copies;
   bool output_channels_last;
-  // A gradient's weights in place whose summed channels are neighbours: a cell is one load.
+  // A gradient's weights whose summed channels are neighbours in the tensor: a cell is one load.
   bool wide_weights;
 
   constexpr int slot_of(int axis, int residue) const {
@@ -352,7 +352,7 @@ struct TileShape {
   constexpr bool pads_weights() const { return gradient && !packed; }
   constexpr int weight_slab_pitch() const {
     const int taps = all_backs() < 8 ? all_backs() : 8;
-    return rows() + (wide_weights ? 8 / slabs : pads_weights() ? taps % 8 : 0);
+    return rows() + (!pads_weights() ? 0 : wide_weights ? 8 / slabs : taps % 8);
   }
   constexpr int weight_back_pitch() const {
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
