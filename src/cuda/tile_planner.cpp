@@ -40,6 +40,7 @@ TileShape base_shape(const Problem& problem) {
     shape.dilation[a] = static_cast<int>(axis.dilation);
     shape.phases[a] = shape.planes[a] = 1;
     shape.back_step[a] = axis.stride == 1 ? shape.dilation[a] : 1;
+    shape.window_taps = shape.kernel[a];
     shape.backs[a] = static_cast<int>(-site_of(axis, axis.kernel - 1).shift) / shape.back_step[a] + 1;
   }
   const Strides& input_strides = tile_input_strides(problem);
@@ -217,7 +218,11 @@ namespace {
 // Summed channels below which a depth of eight (or sixteen) is too empty. With many rows and a few channels of depth a
 // layer writes far more than it reads, and multiplies by zeros in the meantime.
 std::int64_t least_summed_channels(const Problem& problem) {
-  if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) return 3;
+  if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) {
+    // Taps of a long row are depth as good as channels.
+    const bool windows = problem.direction == Direction::grad_input && problem.output_strides[4] == 1;
+    return windows && problem.axes[2].kernel >= 8 ? 1 : 3;
+  }
   return problem.direction == Direction::forward && problem.groups > 1 ? 16 : 8;
 }
 
@@ -379,8 +384,10 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
   Problem filled = problem;
   filled.batch = static_cast<std::int64_t>(std::ceil(wanted / blocks));
   const std::vector<TileCandidate> others = sorted_candidates(filled, device, options);
-  // Where streams take taps as depth they were never the slower kind.
-  const auto windows = [](const TileCandidate& candidate) { return candidate.shape.window > 1; };
+  // Where streams take taps as depth they were never the slower kind; with odd padding that was not measured.
+  const auto windows = [&](const TileCandidate& candidate) {
+    return candidate.shape.window > 1 && problem.axes[2].pad_begin % 2 == 0;
+  };
   const bool prefers_streams =
       (!others.empty() && others.front().shape.streams) || std::any_of(candidates.begin(), candidates.end(), windows);
   std::stable_partition(candidates.begin(), candidates.end(),

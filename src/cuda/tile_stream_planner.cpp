@@ -34,23 +34,33 @@ int lead_of(const Problem& problem, const TileShape& shape) {
   return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
 }
 
-// How many neighbouring taps of the width a gradient may take as depth: rows lie densely, and the two words that a lane
-// loads together begin at even elements.
+// How many neighbouring taps of the width a gradient may take as depth, where rows lie densely: as many as leave the
+// least depth to multiply, of a kernel that they don't divide evenly with zeros at its end.
 int window_of(const Problem& problem, const TileShape& shape) {
   const Axis& width = problem.axes[2];
   if (!shape.gradient || shape.input_channels_last || shape.granule < 2 || width.dilation != 1) return 1;
-  if ((width.stride % 2 != 0 && width.input > 1) || width.pad_begin % 2 != 0) return 1;
   const int step = 2 * shape.vector();
-  int window = step;
-  while (width.kernel % window != 0) window /= 2;
-  return shape.channels * window % step == 0 ? window : 1;
+  const bool odd_stride = width.stride % 2 != 0 && width.input > 1;
+  // Cells an odd number of words apart meet no bank twice anyway; of two-byte elements, words begin at even places.
+  if (odd_stride && shape.channels >= step) return 1;
+  if (shape.element_bytes == 2 && (odd_stride || width.pad_begin % 2 != 0)) return 1;
+  std::int64_t least = round_up(shape.channels, step) * width.kernel;
+  int best = 1;
+  for (int window = 2; window <= step; window *= 2) {
+    const std::int64_t depth = round_up(std::int64_t{shape.channels} * window, step) * ceil_div(width.kernel, window);
+    if (depth > least) continue;
+    least = depth;
+    best = window;
+  }
+  return best;
 }
 
 void set_window(TileShape& shape, int window) {
   shape.window = window;
   if (window == 1) return;
+  shape.window_taps = shape.kernel[2];
   shape.channels *= window;
-  shape.kernel[2] /= window;
+  shape.kernel[2] = static_cast<int>(ceil_div(shape.kernel[2], window));
   shape.dilation[2] = window;
   shape.phases[2] = shape.planes[2] = shape.stride[2];
   const int products = shape.all_backs();

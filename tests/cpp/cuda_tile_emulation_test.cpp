@@ -242,12 +242,18 @@ TEST_F(EmulatedTile, GradientByWarpgroups) {
 }
 
 // Taps of the width as depth: windows of two, four and eight (sixteen of two bytes), several of them in a row, rows
-// that begin inside the padding or at places of their own, channels that do not fill a chunk, groups, three axes.
+// that begin inside the padding or at places of their own, odd ones too, kernels that no window divides, channels that
+// do not fill a chunk, groups, three axes.
 TEST_F(EmulatedTile, GradientByWindows) {
   const std::vector<Problem> problems = {
       make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(10, 2, 2, 0)}),
       make(3, 40, 10, 1, {axis(33, 16, 8, 4)}),
+      make(2, 40, 3, 1, {axis(5, 4, 2, 1), axis(10, 4, 2, 1)}),
       in(make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(10, 2, 2, 0)}), DType::bf16),
+      make(2, 40, 1, 1, {axis(5, 9, 2, 4, 1), axis(10, 9, 2, 4, 1)}),
+      make(1, 40, 1, 1, {axis(5, 9, 3, 4, 2), axis(12, 9, 3, 4, 2)}),
+      make(1, 40, 24, 1, {axis(5, 4, 2, 1), axis(20, 4, 2, 1)}),
+      in(make(2, 40, 1, 1, {axis(5, 9, 2, 4, 1), axis(12, 9, 2, 4, 1)}), DType::f16, Precision::strict),
       make(2, 40, 18, 1, {axis(5, 4, 4, 0), axis(7, 4, 4, 0)}),
       make(1, 40, 20, 1, {axis(150, 8, 4, 2)}),
       make(9, 100, 24, 1, {axis(1, 4, 1, 0), axis(1, 4, 1, 0)}),

@@ -38,13 +38,12 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   const int first_out = channel_block * kShape.block_channels;
   const Element* weight = static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
                           first_out * params.weight_strides[1];
-  // Output channels and input channels that exist; the rest of a block is zeros.
+  // Output channels that exist; the rest of a block is zeros.
   const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
-  const int ins = min(kIns, kShape.channels - first_channel);
   const auto load = [&](int v, int out_channel, int tap) {
-    if (v >= ins || out_channel >= outs) return Element(0);
     const int channel = kShape.windowed(first_channel + v);
     const int column = tap % kShape.kernel[2] * kShape.window + channel % kShape.window;
+    if (channel >= kShape.channels || out_channel >= outs || column >= kShape.window_taps) return Element(0);
     const long long position = kDenseTaps && kShape.window == 1
                                    ? tap * params.weight_strides[4]
                                    : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +

@@ -64,6 +64,7 @@ struct TileShape {
   // a channel: neighbours in memory, in the input as in the weights. Then `channels` counts (channel, tap of a window),
   // `kernel` windows, and `dilation` is the way from one to the next. Otherwise 1.
   int window;
+  int window_taps;  // that the windows of a row have together; the last one may have fewer than the others
   // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.

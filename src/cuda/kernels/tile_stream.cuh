@@ -160,9 +160,10 @@ struct CellTeam {
   // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
   __device__ __forceinline__ void load_windows(Fragments& out, unsigned stage, int offset, int step) const {
     constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
-    // Of two-byte elements, a window of two is one word, and places may be as little as a word apart.
-    constexpr bool kTwoWords = kShape.element_bytes == 4 || (kShape.window % 4 == 0 && kShape.granule % 4 == 0 &&
-                                                             kShape.lead % 4 == 0 && kShape.stride[2] % 4 == 0);
+    // Places may be as little as a word apart; of two-byte elements, a window of two is one word.
+    constexpr int kPair = 8 / kShape.element_bytes;
+    constexpr bool kTwoWords = kShape.window % kPair == 0 && kShape.granule % kPair == 0 && kShape.lead % kPair == 0 &&
+                               kShape.stride[2] % kPair == 0;
     constexpr int kNext = kShape.window * kShape.element_bytes >= 8 ? 4 : kShape.channel_pitch();
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
