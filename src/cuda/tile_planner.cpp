@@ -384,10 +384,8 @@ std::vector<TileCandidate> tile_candidates(const Problem& problem, const DeviceP
   Problem filled = problem;
   filled.batch = static_cast<std::int64_t>(std::ceil(wanted / blocks));
   const std::vector<TileCandidate> others = sorted_candidates(filled, device, options);
-  // Where streams take taps as depth they were never the slower kind; with odd padding that was not measured.
-  const auto windows = [&](const TileCandidate& candidate) {
-    return candidate.shape.window > 1 && problem.axes[2].pad_begin % 2 == 0;
-  };
+  // Where streams take taps as depth they were never the slower kind.
+  const auto windows = [](const TileCandidate& candidate) { return candidate.shape.window > 1; };
   const bool prefers_streams =
       (!others.empty() && others.front().shape.streams) || std::any_of(candidates.begin(), candidates.end(), windows);
   std::stable_partition(candidates.begin(), candidates.end(),

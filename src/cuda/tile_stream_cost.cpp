@@ -123,7 +123,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double packing = 3.2e-6 + 2 * packed_bytes / 1.55e12;
+  const double packing = 3.2e-6 + 2 * packed_bytes / (shape.wide_weights ? 3.3e12 : 1.55e12);
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = tears_sectors(shape, problem) ? ends : 0;

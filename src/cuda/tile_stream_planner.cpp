@@ -43,7 +43,9 @@ int window_of(const Problem& problem, const TileShape& shape) {
   const bool odd_stride = width.stride % 2 != 0 && width.input > 1;
   // Cells an odd number of words apart meet no bank twice anyway; of two-byte elements, words begin at even places.
   if (odd_stride && shape.channels >= step) return 1;
-  if (shape.element_bytes == 2 && (odd_stride || width.pad_begin % 2 != 0)) return 1;
+  const bool odd_pad = width.pad_begin % 2 != 0;
+  if (shape.element_bytes == 2 && (odd_stride || odd_pad)) return 1;
+  if (odd_pad && shape.depth_blocks > 1) return 1;  // small layers, for which that was not measured
   std::int64_t least = round_up(shape.channels, step) * width.kernel;
   int best = 1;
   for (int window = 2; window <= step; window *= 2) {
