@@ -136,16 +136,18 @@ int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned
   if (shape.output_channels_last && aligned) return channel_vector_of(shape, strides);
   const Axis& width = problem.axes[2];
   const int vector = shape.output_step(2);
-  if (!aligned || !shape.stays || shape.element_bytes != 4 || strides[4] != 1 || (vector != 2 && vector != 4)) return 0;
+  const bool whole_words =
+      vector * shape.element_bytes >= 4 && vector <= shape.vector() && shape.vector() % vector == 0;
+  if (!aligned || !shape.stays || strides[4] != 1 || vector == 1 || !whole_words) return 0;
   if (shape.span[2] != vector || shape.block_channels % 8 != 0) return 0;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.slots[a] != shape.span[a]) return 0;  // outputs without a tap are no sums
   }
   // A sector that two warps write in parts costs a read, too: rows of the tensor and of a block begin with whole ones.
-  constexpr int kSector = 8;
-  bool fits = width.output() % kSector == 0 && width.pad_begin % kSector == 0;
-  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % kSector == 0;
-  fits = fits && (shape.tile[3] * vector % kSector == 0 || shape.tile[3] >= tile_cells(problem, 2));
+  const int sector = 32 / shape.element_bytes;
+  bool fits = width.output() % sector == 0 && width.pad_begin % sector == 0;
+  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % sector == 0;
+  fits = fits && (shape.tile[3] * vector % sector == 0 || shape.tile[3] >= tile_cells(problem, 2));
   return fits ? vector : 0;
 }
 

@@ -185,6 +185,36 @@ TEST_F(EmulatedTile, GradientByPlaneBoxes) {
   }
 }
 
+// Two bytes in rows: eight neighbours of a channel at once, where a kernel is no longer than its stride; samples and
+// planes that share a block, tails of cells and channels, groups, distances along another axis.
+TEST_F(EmulatedTile, VectorsOfCells) {
+  const std::vector<Problem> problems = {
+      in(make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(24, 2, 2, 0)}), DType::bf16),
+      in(make(1, 72, 64, 2, {axis(9, 3, 1, 1), axis(16, 1, 1, 0)}), DType::f16, Precision::strict),
+      in(make(3, 24, 16, 1, {axis(3, 2, 2, 0), axis(3, 3, 2, 1), axis(8, 2, 4, 0)}), DType::bf16),
+      in(make(2, 32, 16, 1, {axis(3, 1, 1, 0), axis(16, 4, 4, 0)}), DType::f16, Precision::strict),
+      in(make(1, 32, 16, 1, {axis(16, 8, 8, 0)}), DType::bf16),
+      in(make(1, 64, 128, 1, {axis(72, 1, 1, 0)}), DType::bf16),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  for (std::size_t i = 0; i < count; ++i) {
+    const test::EmulatedCase data(problems[i], random);
+    std::set<std::array<bool, 4>> kinds;
+    for (TileCandidate candidate : tile_candidates(problems[i], test::gpu(90))) {
+      TileShape& shape = candidate.shape;
+      if (!shape.names_vectors()) continue;
+      const std::array<bool, 4> kind = {shape.stays, shape.stacks_tiles(), shape.column_teams > 1,
+                                        shape.store_vector > 0};
+      if (!kinds.insert(kind).second) continue;
+      vectors += shape.store_vector > 0 ? 1 : 0;
+      if (shape.stays) shape.most_blocks = 2;
+      EXPECT_EQ(data.fails(propose_tile(problems[i], test::gpu(90), candidate)), "") << to_string(problems[i]);
+    }
+    EXPECT_FALSE(kinds.empty());
+  }
+  EXPECT_GE(vectors, 1);
+}
+
 // The same in strict fp32: factors in halves, sums of a few products added up; lines, one distance, taps that some
 // phases lack; gradients with lines, with a stride, with split rows.
 TEST_F(EmulatedTile, StrictStreams) {

@@ -129,6 +129,19 @@ inline unsigned shared_address(const void* pointer) {
 
 inline int opaque(int value) { return value; }
 
+inline void load_matrices_transposed(unsigned (&out)[4], unsigned address) {
+  const int lane = emulation::lane();
+  const tconv::test::BlockEmulator::Exchange rows({address});
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    out[matrix] = 0;
+    for (int half = 0; half < 2; ++half) {
+      const unsigned row = rows.lane(matrix * 8 + lane % 4 * 2 + half)[0];
+      emulation::place(row, 16);
+      const unsigned bits = emulation::read<unsigned short>(row + static_cast<unsigned>(lane / 4) * 2);
+      out[matrix] |= bits << (16 * half);
+    }
+  }
+}
 inline void load_matrices(unsigned (&out)[4], unsigned address) {
   const int lane = emulation::lane();
   const tconv::test::BlockEmulator::Exchange rows({address});

@@ -330,6 +330,12 @@ struct TileShape {
     }
     return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
   }
+  // Whether eight neighbouring columns are eight neighbours in memory at an address of a multiple of 16 bytes, whatever
+  // the distance: then the lanes of a warp name such vectors, and each other's channels come as pairs.
+  constexpr bool names_vectors() const {
+    return streams && !gradient && !input_channels_last && element_bytes == 2 && granule == 8 && lead == 0 &&
+           backs[2] == 1 && tile[3] % 8 == 0;
+  }
   constexpr int cell_pitch() const { return slabs * 16 + (tensor_copies ? 0 : 16); }
   // Bytes from one cell to the next along an axis of the box.
   constexpr int box_step(int axis) const {
