@@ -88,7 +88,8 @@ std::string plane_box_tables(const TileShape& shape) {
       cells += std::to_string(plane_box_offset(shape, group, index)) + ", ";
     taps += std::to_string(shape.group_taps(group)) + ", ";
   }
-  return "__constant__ int kPlaneCells[] = {" + cells + "};\n__constant__ int kPlaneTaps[] = {" + taps + "};\n";
+  return "constexpr int kFixedPlaneCells[] = {" + cells + "};\nconstexpr int kFixedPlaneTaps[] = {" + taps +
+         "};\n__constant__ int kPlaneCells[] = {" + cells + "};\n__constant__ int kPlaneTaps[] = {" + taps + "};\n";
 }
 
 // For each distance: how far its cells lie from the patch's first, and which row tiles have a tap there.

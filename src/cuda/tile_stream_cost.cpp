@@ -58,9 +58,7 @@ double gradient_surplus(const TileShape& shape) {
 // Distances at which a chunk is multiplied, in the mean over the residues that it may hold.
 double mean_backs(const TileShape& shape) {
   if (shape.even_planes()) return shape.all_backs();
-  double taps = 0;
-  for (int group = 0; group < shape.all_plane_groups(); ++group) taps += shape.group_taps(group);
-  return taps / shape.all_plane_groups();
+  return static_cast<double>(shape.all_group_taps()) / shape.all_plane_groups();
 }
 
 }  // namespace

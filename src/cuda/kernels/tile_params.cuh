@@ -154,6 +154,11 @@ struct TileShape {
     for (int axis = 0; axis < 3; ++axis) taps *= plane_taps(axis, group_along(axis, group));
     return taps;
   }
+  constexpr int all_group_taps() const {
+    int taps = 0;
+    for (int group = 0; group < all_plane_groups(); ++group) taps += group_taps(group);
+    return taps;
+  }
   // The tap of an axis that is the `index`-th of a group's.
   constexpr int plane_tap(int axis, int group, int index) const {
     for (int inner = 2; inner > axis; --inner) index /= plane_taps(inner, group_along(inner, group));
