@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cuda/jit_kernel.h"
+#include "cuda/reduce_boxes.h"
 #include "cuda/reduce_cost.h"
 #include "cuda/wgmma.h"
 #include "tconv/error.h"
@@ -39,9 +40,9 @@ std::string initialiser(const ReduceShape& s) {
   text += list(s.split) + ", " + list(s.tile) + ", " + number(s.row_vector) + number(s.column_vector) +
           number(s.most_lead) + number(s.row_lanes) + number(s.column_lanes) + number(s.most_cells) +
           number(s.loader_warps) + number(s.row_warps) + number(s.column_warps) + number(s.row_copy) +
-          number(s.column_copy) + number(s.raw_stages) + truth(s.packed) + number(s.team_registers) +
-          number(s.loader_registers) + number(s.stages) + number(s.blocks_per_multiprocessor) + truth(s.partial) +
-          text_of(s.columns_first);
+          number(s.column_copy) + number(s.raw_stages) + truth(s.packed) + number(s.row_box) + number(s.column_box) +
+          number(s.team_registers) + number(s.loader_registers) + number(s.stages) +
+          number(s.blocks_per_multiprocessor) + truth(s.partial) + text_of(s.columns_first);
   return text + "}";
 }
 
@@ -75,7 +76,8 @@ std::string product_table(const ReduceShape& shape) {
 KernelSource main_source(const ReduceShape& shape) {
   KernelSource source = source_of(shape, shape.warpgroup ? "reduce_sm90.cuh" : "reduce.cuh", "tconv_reduce");
   source.config += product_table(shape);
-  if (shape.warpgroup) source.config += wgmma_function(shape.math, shape.run_columns());
+  source.config += std::string("#define kTensorCopies ") + (shape.boxes() ? "1" : "0") + "\n";
+  if (shape.warpgroup) source.config += wgmma_function(shape.math, shape.run_columns(), shape.boxes());
   return source;
 }
 
@@ -131,10 +133,16 @@ class ReduceKernel final : public Kernel {
                     arguments, execution.stream);
     }
     const auto blocks = static_cast<unsigned>(reduce_tiles(params)) * static_cast<unsigned>(params.parts);
-    kernel_.launch(
-        device_,
-        {.grid_x = blocks, .block = static_cast<unsigned>(shape_.threads()), .overlaps_previous = pack_.has_value()},
-        arguments, execution.stream);
+    const LaunchShape launch = {
+        .grid_x = blocks, .block = static_cast<unsigned>(shape_.threads()), .overlaps_previous = pack_.has_value()};
+    if (shape_.boxes()) {
+      BoxReduceParams with_maps{params, tensor_map(row_boxes(shape_, params), device_),
+                                tensor_map(column_boxes(shape_, params), device_)};
+      void* with[] = {&with_maps};
+      kernel_.launch(device_, launch, with, execution.stream);
+    } else {
+      kernel_.launch(device_, launch, arguments, execution.stream);
+    }
     if (finish_) {
       finish_->launch(
           device_,
@@ -164,7 +172,9 @@ class ReduceKernel final : public Kernel {
     text += std::string(s.warpgroup ? ", warpgroups " : ", warps ") + std::to_string(s.row_teams) + "x" +
             std::to_string(s.column_teams) + "x" + std::to_string(s.run_teams) + " of " +
             std::to_string(s.tile_rows() * s.row_tiles) + "x" + std::to_string(s.team_runs * s.run_columns());
-    if (s.packed) {
+    if (s.boxes()) {
+      text += ", boxes of " + std::to_string(s.row_box) + " and " + std::to_string(s.column_box) + " channels";
+    } else if (s.packed) {
       text += ", packed ahead";
     } else if (s.loader_warps > 0) {
       text += " and " + std::to_string(s.loader_warps) + " warps that load";

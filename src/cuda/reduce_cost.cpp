@@ -154,7 +154,7 @@ void add_thread_loads(StageCost& cost, const ReduceShape& shape, double row_step
 
 StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const DeviceProperties& device) {
   StageCost cost;
-  const double depth = 2.0 * shape.vector();  // pixels of one product
+  const double depth = 2.0 * shape.vector();  // pixels of one product, sixteen of two bytes
   const double half = shape.element_bytes == 2 ? 2.0 : 1.0;
   const double peak = device.tf32_rate / 2 / device.multiprocessors / kClock * half;  // multiply-adds per cycle
   const double columns = shape.run_columns();
@@ -179,7 +179,7 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                  ? 1
                                  : static_cast<double>(reduction.column_strides[4]) *
                                        (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
-  if (shape.packed) {
+  if (shape.packed || shape.boxes()) {
     cost.loads = 16.0 * shape.stage_cells() / 128;
     cost.traffic = 16.0 * shape.stage_cells() / kBulkRate;
     return cost;
@@ -264,6 +264,11 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
   if (shape.packed) {
     return (bytes + packed) / kPackRate + kPackSeconds + packed_cycles(shape, params, cost, device) / kClock + finish;
+  }
+
+  if (shape.boxes()) {
+    return std::max(packed_cycles(shape, params, cost, device) / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 +
+           finish;
   }
 
   const double pipe = cost.operands + cost.loads;

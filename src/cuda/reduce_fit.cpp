@@ -162,11 +162,12 @@ int blocks_by_shared(const ReduceShape& shape, const DeviceProperties& device) {
 
 // Adds stages while the blocks still fit: of copied lines first, then of cells.
 void add_stages(ReduceShape& shape, const DeviceProperties& device) {
-  const int most_stages = shape.packed ? 6 : 4;
+  const bool whole = shape.packed || shape.boxes();
+  const int most_stages = whole ? 6 : 4;
   for (bool grown = true; grown;) {
     grown = false;
     for (int ReduceShape::* stages : {&ReduceShape::raw_stages, &ReduceShape::stages}) {
-      if (shape.*stages == most_stages || (shape.packed && stages == &ReduceShape::raw_stages)) continue;
+      if (shape.*stages == most_stages || (whole && stages == &ReduceShape::raw_stages)) continue;
       ++(shape.*stages);
       if (blocks_by_shared(shape, device) >= shape.blocks_per_multiprocessor) {
         grown = true;
@@ -180,7 +181,7 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
 // Warps that only load: all threads start with the same registers; where teams need more, those that load give up what
 // they don't need.
 bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
-  const int loader_registers = shape.packed ? 40 : 88;
+  const int loader_registers = shape.packed || shape.boxes() ? 40 : 88;
   constexpr int kRingRegisters = 8;  // of a team, for its way around the stages
   constexpr int kSpare = 16;         // that all threads should have left where registers don't change hands
   const int registers = reduce_registers(shape) + kRingRegisters;
@@ -206,6 +207,8 @@ bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int mo
   }
   return false;
 }
+
+constexpr int kWarpgroupThreads = 2048;  // of a multiprocessor that has wgmma
 
 // Fits lanes, batches and residency around rows, columns and pixels; false when it cannot be built.
 bool complete(ReduceShape& shape, const DeviceProperties& device) {
@@ -248,6 +251,17 @@ bool fit_to_device(ReduceShape& shape, const Reduction& reduction, const DeviceP
   share_out(shape);
   shape.most_lead = most_lead(shape, reduction);
   return offsets_fit(shape, reduction) && complete(shape, device);
+}
+
+bool fit_boxes_to_device(ReduceShape& shape, const DeviceProperties& device) {
+  shape.stages = 2;
+  shape.partial = true;
+  shape.loader_warps = shape.row_warps = shape.column_warps = 4;
+  shape.row_vector = shape.column_vector = 1;
+  shape.row_copy = shape.column_copy = shape.vector();
+  shape.row_lanes = shape.column_lanes = 32;
+  shape.most_cells = 8;
+  return complete_divided(shape, device, kWarpgroupThreads);
 }
 
 }  // namespace tconv::cuda

@@ -9,4 +9,7 @@ namespace tconv::cuda {
 bool fit_to_device(ReduceShape& shape, const Reduction& reduction, const DeviceProperties& device,
                    const ReduceOptions& options);
 
+// The same for a shape whose tensors come in boxes.
+bool fit_boxes_to_device(ReduceShape& shape, const DeviceProperties& device);
+
 }  // namespace tconv::cuda

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cuda/reduce.h"
+#include "cuda/reduce_boxes.h"
 #include "cuda/reduce_cost.h"
 #include "cuda/reduce_fit.h"
 
@@ -371,9 +372,13 @@ std::vector<ReduceCandidate> reduce_candidates(const Problem& problem, const Dev
   for (const bool swapped : {false, true}) {
     const auto reduction = reduction_of(problem, swapped);
     if (!reduction) continue;
-    const std::size_t before = candidates.size();
+    if (options.aligned) {
+      for (const ReduceShape& shape : box_shapes(problem, *reduction, base_shape(problem, *reduction), device))
+        add_parts(candidates, shape, problem, *reduction, device);
+    }
+    const std::size_t boxes = candidates.size();
     for (const bool warpgroup : warpgroup_choices(base_shape(problem, *reduction), device)) {
-      if (candidates.size() == before) add_candidates(candidates, problem, *reduction, warpgroup, device, options);
+      if (candidates.size() == boxes) add_candidates(candidates, problem, *reduction, warpgroup, device, options);
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const ReduceCandidate& a, const ReduceCandidate& b) {

@@ -30,15 +30,21 @@ ByteStrides byte_strides(const TensorBoxes& boxes) {
   return strides;
 }
 
+// How many elements a box spans along a dimension.
+int reach(const TensorBoxes& boxes, int i) { return (boxes.box[i] - 1) * boxes.steps[i] + 1; }
+
 }  // namespace
 
 bool can_map(const TensorBoxes& boxes) {
   constexpr std::uint64_t kMostStride = 1ULL << 40U;
   constexpr int kMostBox = 256;
+  constexpr int kMostStep = 8;
   const int row_bytes = boxes.box[0] * boxes.element_bytes;
   if (row_bytes != 32 && row_bytes != 64 && row_bytes != 128) return false;
   for (int i = 0; i < kDimensions; ++i) {
-    if (boxes.sizes[i] < 1 || boxes.sizes[i] >= 1LL << 32U || boxes.box[i] < 1 || boxes.box[i] > kMostBox) return false;
+    if (boxes.sizes[i] < 1 || boxes.sizes[i] >= 1LL << 32U || boxes.box[i] < 1 || reach(boxes, i) > kMostBox)
+      return false;
+    if (boxes.steps[i] < 1 || boxes.steps[i] > kMostStep) return false;
   }
   for (const std::uint64_t stride : byte_strides(boxes).of) {
     if (stride == 0 || stride % 16 != 0 || stride >= kMostStride) return false;
@@ -46,7 +52,7 @@ bool can_map(const TensorBoxes& boxes) {
   return true;
 }
 
-TensorMap tensor_map(const TensorBoxes& boxes) {
+TensorMap tensor_map(const TensorBoxes& boxes, int device) {
   TensorMap map{};
   if (JitKernelWatch::watches()) {
     static_assert(sizeof(boxes) <= sizeof(map));
@@ -64,12 +70,14 @@ TensorMap tensor_map(const TensorBoxes& boxes) {
   std::uint32_t steps[kDimensions];
   for (int i = 0; i < kDimensions; ++i) {
     sizes[i] = static_cast<std::uint64_t>(boxes.sizes[i]);
-    box[i] = static_cast<std::uint32_t>(boxes.box[i]);
-    steps[i] = 1;
+    box[i] = static_cast<std::uint32_t>(reach(boxes, i));
+    steps[i] = boxes.steps[i];
   }
   const Driver& cuda = driver();
   if (cuda.tensor_map_encode_tiled == nullptr)
     throw Error("this NVIDIA driver is too old for sm_90a kernels: 525 or later is needed");
+  // A thread that has not called CUDA yet, such as one of autograd's, has no context.
+  const ContextScope context(primary_context(device));
   check(cuda.tensor_map_encode_tiled(&map, type, kDimensions, boxes.address, sizes, strides.of, box, steps,
                                      /*interleave=*/0, swizzle, kPromotion, /*fill=*/0),
         "describe a tensor to the copy engine");

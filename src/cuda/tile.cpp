@@ -36,14 +36,14 @@ std::string initialiser(const TileShape& s) {
   text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
   text += number(s.row_unit) + number(s.granule) + number(s.lead) + text_of(s.odd_rows) + ", " + number(s.input_ring) +
-          number(s.weight_ring) + number(s.window) + number(s.line_axis) + text_of(s.stays) + ", " +
-          number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.row_tiles) +
+          number(s.weight_ring) + number(s.window) + number(s.window_taps) + number(s.line_axis) + text_of(s.stays) +
+          ", " + number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.row_tiles) +
           number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
-          ", " + text_of(s.output_channels_last);
+          ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
 }
 
@@ -72,6 +72,27 @@ int box_offset(const TileShape& shape, const int (&back)[3]) {
   return offset;
 }
 
+// Streams of plane boxes: how far the cells of a group's tap lie from the box's first, in bytes.
+int plane_box_offset(const TileShape& shape, int group, int index) {
+  int offset = 0;
+  for (int a = 0; a < 3; ++a)
+    offset += shape.plane_tap(a, group, index) * shape.dilation[a] / shape.stride[a] * shape.box_step(a);
+  return offset;
+}
+
+// The same for each group, one after the other, and how many taps it has.
+std::string plane_box_tables(const TileShape& shape) {
+  std::string cells;
+  std::string taps;
+  for (int group = 0; group < shape.all_plane_groups(); ++group) {
+    for (int index = 0; index < shape.all_backs(); ++index)
+      cells += std::to_string(plane_box_offset(shape, group, index)) + ", ";
+    taps += std::to_string(shape.group_taps(group)) + ", ";
+  }
+  return "constexpr int kFixedPlaneCells[] = {" + cells + "};\nconstexpr int kFixedPlaneTaps[] = {" + taps +
+         "};\n__constant__ int kPlaneCells[] = {" + cells + "};\n__constant__ int kPlaneTaps[] = {" + taps + "};\n";
+}
+
 // For each distance: how far its cells lie from the patch's first, and which row tiles have a tap there.
 std::string back_tables(const TileShape& shape) {
   std::string cells;
@@ -85,7 +106,10 @@ std::string back_tables(const TileShape& shape) {
       position = position * shape.patch(1 + a) + site.cell;
       plane = plane * shape.planes[a] + site.plane;
     }
-    cells += std::to_string(shape.streams ? box_offset(shape, back) : plane * shape.plane_pitch() + position) + ", ";
+    const int cell = shape.plane_boxes() ? plane_box_offset(shape, 0, index)
+                     : shape.streams     ? box_offset(shape, back)
+                                         : plane * shape.plane_pitch() + position;
+    cells += std::to_string(cell) + ", ";
     rows += std::to_string(row_tiles_with_tap(shape, index)) + "u, ";
   }
   // Twice: for loops that are unrolled whole, where they become immediate operands, and for the others.
@@ -101,11 +125,13 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
   source.config += std::string("using Element = ") + (shape.element_bytes == 4 ? "float" : "unsigned short") + ";\n";
   source.config += "constexpr TileShape kShape = " + initialiser(shape) + ";\n";
   source.config += back_tables(shape);
+  if (!shape.even_planes()) source.config += plane_box_tables(shape);
   source.config +=
       "#define kClusterAttribute " +
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
+    source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStoresVectors ") +
                      (shape.store_vector == 0      ? "0"
                       : shape.output_channels_last ? "2"
@@ -130,6 +156,7 @@ bool has_dense_taps(const Problem& problem) {
 }
 
 KernelSource pack_source(const TileShape& shape, bool dense_taps) {
+  if (shape.wide_weights) return source_of(shape, "tile_pack_wide.cuh", "tconv_tile_pack");
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
   source.config += std::string("constexpr bool kDenseTaps = ") + text_of(dense_taps) + ";\n";
   return source;
@@ -146,19 +173,20 @@ class TileKernel final : public Kernel {
         kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch),
         unaligned_(std::move(unaligned)) {
     if (shape_.packed) {
-      pack_.emplace(pack_source(shape_, has_dense_taps(problem)), static_cast<std::size_t>(pack_shared_bytes(shape_)),
-                    device.arch);
+      pack_.emplace(pack_source(shape_, has_dense_taps(problem)),
+                    shape_.wide_weights ? 0 : static_cast<std::size_t>(pack_shared_bytes(shape_)), device.arch);
     }
     params_ = params_of(problem);
     // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
     // of blocks only.
     overlaps_pack_ = shape_.packed && (shape_.stays || (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
                                        blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
-    pack_grid_ = {
-        .grid_x = static_cast<unsigned>(shape_.channel_chunks() * shape_.slabs / std::max(pack_slabs(shape_), 1)),
-        .grid_y = static_cast<unsigned>(params_.channel_blocks),
-        .grid_z = static_cast<unsigned>(params_.groups),
-        .block = kPackThreads};
+    pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
+                                                                      : shape_.channel_chunks() * shape_.slabs /
+                                                                            std::max(pack_slabs(shape_), 1)),
+                  .grid_y = static_cast<unsigned>(params_.channel_blocks),
+                  .grid_z = static_cast<unsigned>(params_.groups),
+                  .block = kPackThreads};
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -166,7 +194,8 @@ class TileKernel final : public Kernel {
     const void* const input = shape_.gradient ? buffers.output : buffers.input;
     void* const output = shape_.gradient ? buffers.input : buffers.output;
     const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
-    if ((shape_.wide_input && misses(input)) || (shape_.stores_vectors() && misses(output))) {
+    if ((shape_.wide_input && misses(input)) || (shape_.wide_weights && misses(buffers.weight)) ||
+        (shape_.stores_vectors() && misses(output))) {
       if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
       return unaligned_->run(buffers, execution);
     }
@@ -246,7 +275,9 @@ class TileKernel final : public Kernel {
                        .sizes = {static_cast<long long>(p.groups) * s.channels, p.input_size[2], p.input_size[1],
                                  p.input_size[0], p.batch},
                        .strides = {p.input_strides[4], p.input_strides[3], p.input_strides[2], p.input_strides[0]},
-                       .box = {s.chunk_channels(), s.box(2), s.box(1), s.box(0), s.tile[0]}});
+                       .box = {s.chunk_channels(), s.box(2), s.box(1), s.box(0), s.tile[0]},
+                       .steps = {1, s.box_stride(2), s.box_stride(1), s.box_stride(0), 1}},
+                      device_);
   }
 
   TileParams params_of(const Problem& problem) const {
@@ -304,7 +335,7 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
-  if (candidate.shape.wide_input || candidate.shape.stores_vectors()) {
+  if (candidate.shape.wide_input || candidate.shape.wide_weights || candidate.shape.stores_vectors()) {
     const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }

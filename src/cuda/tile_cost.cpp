@@ -173,6 +173,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
       (input_bytes * input_sectors + weight_bytes + 2.55 * outputs * shape.element_bytes * output_sectors) / 59;
   const double weight_instructions = shape.bulk_weights() ? 0
                                      : shape.packed       ? 4
+                                     : shape.wide_weights ? 8
                                      : shape.gradient     ? 22
                                                           : 71;  // per cell
   const double loader =
@@ -203,7 +204,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / 1.54e12 : 0;
+  const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / (shape.wide_weights ? 3.3e12 : 1.54e12) : 0;
   const double seconds = std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
   // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
@@ -211,9 +212,11 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   // The constants were fitted to the forward direction. Short gradients take longer than they say, and so do those that
   // read several planes.
   const double taken = shape.gradient ? (shape.all_planes() == 1 ? 0.85 : 1.1) * seconds + 6e-6 : seconds;
-  // Nor were they fitted to pixels of two-byte channels.
+  // Nor were they fitted to channels-last weights in place: four bytes took longer, two bytes less.
+  const double in_place = !shape.wide_weights || shape.packed ? 1.0 : shape.element_bytes == 4 ? 1.5 : 0.65;
+  // Nor to pixels of two-byte channels.
   const double pixels = shape.output_channels_last && shape.element_bytes == 2 ? 1.4 : 1.0;
-  return taken * pixels * preference * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
+  return taken * in_place * pixels * preference * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }
 
 }  // namespace tconv::cuda

@@ -42,6 +42,7 @@ TileShape base_shape(const Problem& problem) {
     shape.dilation[a] = static_cast<int>(axis.dilation);
     shape.phases[a] = shape.planes[a] = 1;
     shape.back_step[a] = axis.stride == 1 ? shape.dilation[a] : 1;
+    shape.window_taps = shape.kernel[a];
     shape.backs[a] = static_cast<int>(-site_of(axis, axis.kernel - 1).shift) / shape.back_step[a] + 1;
   }
   const Strides& input_strides = tile_input_strides(problem);
@@ -174,6 +175,15 @@ bool reads_in_place(const TileShape& shape, const Problem& problem) {
   return true;
 }
 
+// Whether the summed channels of a gradient's weights are neighbours that can be read as vectors.
+bool reads_wide_weights(const TileShape& shape, const Problem& problem) {
+  const Strides& strides = problem.weight_strides;
+  if (!shape.gradient || shape.math == TileMath::fp32x3 || strides[1] != 1 || shape.channels % shape.vector() != 0)
+    return false;
+  return std::all_of(std::begin(strides), std::end(strides),
+                     [&](std::int64_t stride) { return stride == 1 || stride % shape.vector() == 0; });
+}
+
 // Fits stages and residency around rows and columns; false when it cannot be built.
 bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& device) {
   shape.all_taps = every_phase_has_every_tap(shape);
@@ -210,7 +220,11 @@ namespace {
 // Summed channels below which a depth of eight (or sixteen) is too empty. With many rows and a few channels of depth a
 // layer writes far more than it reads, and multiplies by zeros in the meantime.
 std::int64_t least_summed_channels(const Problem& problem) {
-  if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) return 3;
+  if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) {
+    // Taps of a long row are depth as good as channels.
+    const bool windows = problem.direction == Direction::grad_input && problem.output_strides[4] == 1;
+    return windows && problem.axes[2].kernel >= 8 ? 1 : 3;
+  }
   return problem.direction == Direction::forward && problem.groups > 1 ? 16 : 8;
 }
 
@@ -302,6 +316,7 @@ std::vector<TileCandidate> sorted_candidates(const Problem& problem, const Devic
                                              const TileOptions& options) {
   TileShape base = base_shape(problem);
   base.wide_input = base.wide_input && options.aligned;
+  base.wide_weights = options.aligned && reads_wide_weights(base, problem);
   base.warpgroup = prefers_warpgroups(problem, device, base);
   if (base.gradient && !set_planes(problem, base)) return {};
   set_depth(problem, base);

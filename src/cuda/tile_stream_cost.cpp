@@ -49,9 +49,16 @@ double part_line_bytes(const TileShape& shape, const Problem& problem) {
 // few rows are mostly empty.
 double gradient_surplus(const TileShape& shape) {
   if (!shape.gradient) return 1;
+  if (shape.plane_boxes()) return 1;
   bool sparse = false;
   for (int a = 0; a < 3; ++a) sparse = sparse || shape.phases[a] < shape.stride[a];
   return (sparse ? 1.45 : 1.0) * (shape.row_unit < 32 ? 1.2 : 1.0);
+}
+
+// Distances at which a chunk is multiplied, in the mean over the residues that it may hold.
+double mean_backs(const TileShape& shape) {
+  if (shape.even_planes()) return shape.all_backs();
+  return static_cast<double>(shape.all_group_taps()) / shape.all_plane_groups();
 }
 
 }  // namespace
@@ -66,12 +73,15 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double chunks = shape.block_chunks();
   const double steps = chunks * shape.slabs / 2;
   const double cell_tiles = shape.column_tiles / 8.0 * shape.column_teams;
+  const double backs = mean_backs(shape);
   double rows = 0;  // over all distances; a product of fewer than 32 takes as long
   for (int back = 0; back < shape.all_backs(); ++back)
     rows += std::popcount(row_tiles_with_tap(shape, back)) * std::max(shape.row_unit, 32);
+  rows *= backs / shape.all_backs();
   const double products = (shape.splits() ? 3 : 1) * steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
-  const double items = steps * shape.all_backs() / shape.line_backs();
-  const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1;
+  const double items = steps * backs / shape.line_backs();
+  const bool on_all_banks =
+      !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1 || shape.plane_boxes();
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
   const bool pairs = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1;
   const double words = pairs && !shape.names_vectors() ? 2 : 1;
@@ -84,7 +94,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
       0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_read_channels()) * shape.copy_places();
 
   const double input_bytes = chunks * shape.input_stage_bytes();
-  const double weight_bytes = chunks * shape.all_backs() * shape.weight_back_pitch() * 16;
+  const double weight_bytes = chunks * backs * shape.weight_back_pitch() * 16;
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
@@ -112,7 +122,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double packing = 3.2e-6 + 2 * packed_bytes / 1.55e12;
+  const double packing = 3.2e-6 + 2 * packed_bytes / (shape.wide_weights ? 3.3e12 : 1.55e12);
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = tears_sectors(shape, problem) ? ends : 0;

@@ -44,23 +44,35 @@ int lead_of(const Problem& problem, const TileShape& shape) {
   return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
 }
 
-// How many neighbouring taps of the width a gradient may take as depth: rows lie densely, and the two words that a lane
-// loads together begin at even elements.
+// How many neighbouring taps of the width a gradient may take as depth, where rows lie densely: as many as leave the
+// least depth to multiply, of a kernel that they don't divide evenly with zeros at its end.
 int window_of(const Problem& problem, const TileShape& shape) {
   const Axis& width = problem.axes[2];
   if (!shape.gradient || shape.input_channels_last || shape.granule < 2 || width.dilation != 1) return 1;
-  if ((width.stride % 2 != 0 && width.input > 1) || width.pad_begin % 2 != 0) return 1;
   const int step = 2 * shape.vector();
-  int window = step;
-  while (width.kernel % window != 0) window /= 2;
-  return shape.channels * window % step == 0 ? window : 1;
+  const bool odd_stride = width.stride % 2 != 0 && width.input > 1;
+  // Cells an odd number of words apart meet no bank twice anyway; of two-byte elements, words begin at even places.
+  if (odd_stride && shape.channels >= step) return 1;
+  const bool odd_pad = width.pad_begin % 2 != 0;
+  if (shape.element_bytes == 2 && (odd_stride || odd_pad)) return 1;
+  if (odd_pad && shape.depth_blocks > 1) return 1;  // small layers, for which that was not measured
+  std::int64_t least = round_up(shape.channels, step) * width.kernel;
+  int best = 1;
+  for (int window = 2; window <= step; window *= 2) {
+    const std::int64_t depth = round_up(std::int64_t{shape.channels} * window, step) * ceil_div(width.kernel, window);
+    if (depth > least) continue;
+    least = depth;
+    best = window;
+  }
+  return best;
 }
 
 void set_window(TileShape& shape, int window) {
   shape.window = window;
   if (window == 1) return;
+  shape.window_taps = shape.kernel[2];
   shape.channels *= window;
-  shape.kernel[2] /= window;
+  shape.kernel[2] = static_cast<int>(ceil_div(shape.kernel[2], window));
   shape.dilation[2] = window;
   shape.phases[2] = shape.planes[2] = shape.stride[2];
   const int products = shape.all_backs();
@@ -174,7 +186,8 @@ TensorBoxes boxes_of(const Problem& problem, const TileShape& shape) {
   return {.element_bytes = shape.element_bytes,
           .sizes = {problem.groups * shape.channels, size(2), size(1), size(0), 2},
           .strides = {strides[4], strides[3], strides[2], strides[0]},
-          .box = {shape.chunk_channels(), shape.box(2), shape.box(1), shape.box(0), shape.tile[0]}};
+          .box = {shape.chunk_channels(), shape.box(2), shape.box(1), shape.box(0), shape.tile[0]},
+          .steps = {1, shape.box_stride(2), shape.box_stride(1), shape.box_stride(0), 1}};
 }
 
 // Chunks for the copy engine: as many channels as make a whole line of shared memory, where weights of all distances of
@@ -188,6 +201,22 @@ bool set_tensor_copies(TileShape& shape, std::int64_t groups) {
     return true;
   }
   return false;
+}
+
+// Boxes of one residue of a gradient's stride each, where the copy engine can take such steps.
+bool set_plane_boxes(TileShape& shape, std::int64_t groups) {
+  constexpr int kMostStep = 8;
+  TileShape split = shape;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.stride[a] > kMostStep) return false;
+    split.planes[a] = 1;
+  }
+  if (!set_tensor_copies(split, groups)) return false;
+  split.tensor_copies = true;
+  // Where residues differ in taps, items come in pairs, and blocks that share a sum take whole groups of residues.
+  if (!split.even_planes() && (split.slabs < 4 || split.channel_chunks() % split.depth_blocks != 0)) return false;
+  shape = split;
+  return true;
 }
 
 // Fits rings and residency around rows and cells; false when it cannot be built.
@@ -261,12 +290,15 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   base.streams = base.warpgroup = base.packed = true;
   for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
   set_window(base, window_of(problem, base));
+  if (base.window > 1) base.wide_weights = false;
   if (base.splits_rows()) base.granule = 1;
   base.wide_input = base.input_channels_last || base.granule > 1;
   base.depth_teams = 1;
-  base.line_axis = line_axis_of(base);
   // An exported file has launches without tensor maps, which depend on addresses.
-  base.tensor_copies = base.input_channels_last && !device.any_batch && set_tensor_copies(base, problem.groups);
+  const bool may_map = base.input_channels_last && !device.any_batch;
+  const bool strided = base.input_step(0) > 1 || base.input_step(1) > 1 || base.input_step(2) > 1;
+  if (!may_map || !strided || !set_plane_boxes(base, problem.groups)) base.line_axis = line_axis_of(base);
+  if (may_map && !strided) base.tensor_copies = set_tensor_copies(base, problem.groups);
   // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
   if (base.chunks() % base.depth_blocks != 0) return;
   const std::vector<CellTile> planes =

@@ -28,9 +28,10 @@ std::string function(TileMath math, int columns, const char* name, const std::st
 
 }  // namespace
 
-std::string wgmma_function(TileMath math, int columns) {
+std::string wgmma_function(TileMath math, int columns, bool transposed) {
   const std::string a = "%" + std::to_string(columns / 2);
-  return function(math, columns, "multiply", a, 1, "unsigned long long a", "\"l\"(a)", ", 0, 0");
+  return function(math, columns, "multiply", a, 1, "unsigned long long a", "\"l\"(a)",
+                  transposed ? ", 1, 1" : ", 0, 0");
 }
 
 std::string wgmma_from_registers(TileMath math, int columns) {

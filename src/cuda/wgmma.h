@@ -7,8 +7,9 @@
 
 namespace tconv::cuda {
 
-// multiply(float (&d)[columns / 8][4], a, b): adds the product of what two descriptors point at.
-std::string wgmma_function(TileMath math, int columns);
+// multiply(float (&d)[columns / 8][4], a, b): adds the product of what two descriptors point at. `transposed`: rows of
+// shared memory hold neighbours along the result, not along the sum (two-byte elements).
+std::string wgmma_function(TileMath math, int columns, bool transposed = false);
 
 // multiply(float (&d)[columns / 8][4], const unsigned (&a)[4], b): the first factor is in the registers of the
 // warpgroup.

@@ -129,6 +129,37 @@ TEST_F(EmulatedReduce, PackedAhead) {
   }
   EXPECT_GE(checked, 9);
 }
+// Cuts whose channels-last tensors of two bytes come in boxes, the best one or one from anywhere: stride 1 either way
+// around, kernels of one to three axes, strides that leave outputs out, channels that fill no box, groups.
+TEST_F(EmulatedReduce, Boxes) {
+  std::vector<Problem> problems = {
+      make(2, 40, 72, 1, {axis(5, 3, 2, 1, 1), axis(7, 3, 2, 1, 1)}),
+      make(3, 72, 24, 1, {axis(9, 3, 1, 1), axis(11, 3, 1, 1)}),
+      make(1, 136, 40, 1, {axis(7, 2, 2, 0), axis(9, 2, 2, 0)}),
+      make(2, 32, 16, 1, {axis(3, 2, 2, 0), axis(4, 3, 2, 1), axis(5, 2, 2, 0)}),
+      make(2, 48, 16, 1, {axis(6, 3, 2, 1, 0, 2), axis(7, 3, 2, 1, 0, 2)}),
+      make(2, 64, 96, 2, {axis(7, 2, 3, 0), axis(9, 5, 4, 2)}),
+      make(5, 64, 8, 1, {axis(1, 4, 2, 1), axis(1, 4, 2, 1)}),
+  };
+  const DeviceProperties device = test::gpu(90);
+  for (Problem& problem : problems) {
+    problem = gradient(problem, checked % 2 == 0 ? DType::bf16 : DType::f16, Precision::strict);
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    if (checked % 3 == 0) problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    SCOPED_TRACE(to_string(problem));
+    std::vector<ReduceCandidate> boxes;
+    for (const ReduceCandidate& candidate : reduce_candidates(problem, device)) {
+      if (candidate.shape.boxes()) boxes.push_back(candidate);
+    }
+    ASSERT_FALSE(boxes.empty());
+    const test::EmulatedCase data(problem, random);
+    EXPECT_EQ(data.fails(propose_reduce(problem, device, boxes.front())), "");
+    const auto any = static_cast<std::size_t>(random.between(0, static_cast<int>(boxes.size()) - 1));
+    EXPECT_EQ(data.fails(propose_reduce(problem, device, boxes[any])), "");
+    ++checked;
+  }
+}
 TEST_F(EmulatedReduce, StrictPrecision) {
   for (const std::size_t i : {1U, 10U}) check(gradient(shapes()[i], DType::f32, Precision::strict), 90);
 }

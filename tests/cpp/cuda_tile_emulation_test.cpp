@@ -152,6 +152,43 @@ TEST_F(EmulatedTile, ChannelsLast) {
   EXPECT_GE(vectors, static_cast<int>(count));
 }
 
+// Gradients whose residues come in boxes of their own: as many taps in each, fewer in some, none in others; strides
+// that differ between axes, samples that share a block, groups, two bytes, blocks of a cluster that share a sum.
+TEST_F(EmulatedTile, GradientByPlaneBoxes) {
+  const std::vector<Problem> problems = {
+      make(2, 40, 48, 1, {axis(5, 3, 2, 1, 1), axis(7, 3, 2, 1, 1)}),
+      make(2, 40, 64, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
+      in(make(2, 40, 64, 1, {axis(5, 4, 2, 1), axis(9, 4, 2, 1)}), DType::bf16, Precision::strict),
+      make(5, 72, 32, 1, {axis(4, 4, 2, 1), axis(4, 4, 2, 1)}),
+      make(1, 64, 64, 2, {axis(5, 5, 3, 2), axis(18, 4, 4, 0)}),
+      make(1, 48, 32, 1, {axis(6, 2, 3, 0), axis(5, 3, 1, 1, 0, 2)}),
+      make(2, 40, 64, 1, {axis(5, 3, 5, 1, 0, 2), axis(6, 3, 5, 1, 0, 2)}),
+      make(2, 40, 64, 1, {axis(5, 2, 2, 0), axis(7, 5, 4, 1, 0, 3)}),
+      make(2, 40, 64, 1, {axis(5, 3, 2, 1, 0, 2), axis(7, 3, 2, 1, 0, 2)}),
+      make(1, 48, 32, 1, {axis(3, 2, 2, 0), axis(4, 3, 2, 1), axis(5, 2, 2, 0)}),
+      in(make(1, 64, 512, 1, {axis(6, 3, 2, 0), axis(6, 3, 2, 0)}), DType::f16, Precision::strict),
+      make(1, 64, 512, 1, {axis(8, 4, 2, 1), axis(8, 4, 2, 1)}),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Problem& dense = problems[i];
+    Problem problem = in(dense, dense.dtype, dense.dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
+    problem.direction = Direction::grad_input;
+    SCOPED_TRACE(to_string(problem));
+    const test::EmulatedCase data(problem, random);
+    std::set<std::array<bool, 3>> kinds;
+    for (TileCandidate candidate : tile_candidates(problem, test::gpu(90))) {
+      TileShape& shape = candidate.shape;
+      if (!shape.streams) continue;
+      EXPECT_TRUE(shape.plane_boxes());
+      if (!kinds.insert({shape.stays, shape.tile[0] > 1, shape.column_teams > 1}).second) continue;
+      if (shape.stays) shape.most_blocks = 2;
+      EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90), candidate)), "");
+    }
+    EXPECT_FALSE(kinds.empty());
+  }
+}
+
 // Two bytes in rows: eight neighbours of a channel at once, where a kernel is no longer than its stride; samples and
 // planes that share a block, tails of cells and channels, groups, distances along another axis.
 TEST_F(EmulatedTile, VectorsOfCells) {
@@ -264,12 +301,18 @@ TEST_F(EmulatedTile, GradientByWarpgroups) {
 }
 
 // Taps of the width as depth: windows of two, four and eight (sixteen of two bytes), several of them in a row, rows
-// that begin inside the padding or at places of their own, channels that do not fill a chunk, groups, three axes.
+// that begin inside the padding or at places of their own, odd ones too, kernels that no window divides, channels that
+// do not fill a chunk, groups, three axes.
 TEST_F(EmulatedTile, GradientByWindows) {
   const std::vector<Problem> problems = {
       make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(10, 2, 2, 0)}),
       make(3, 40, 10, 1, {axis(33, 16, 8, 4)}),
+      make(2, 40, 3, 1, {axis(5, 4, 2, 1), axis(10, 4, 2, 1)}),
       in(make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(10, 2, 2, 0)}), DType::bf16),
+      make(2, 40, 1, 1, {axis(5, 9, 2, 4, 1), axis(10, 9, 2, 4, 1)}),
+      make(1, 40, 1, 1, {axis(5, 9, 3, 4, 2), axis(12, 9, 3, 4, 2)}),
+      make(1, 40, 24, 1, {axis(5, 4, 2, 1), axis(20, 4, 2, 1)}),
+      in(make(2, 40, 1, 1, {axis(5, 9, 2, 4, 1), axis(12, 9, 2, 4, 1)}), DType::f16, Precision::strict),
       make(2, 40, 18, 1, {axis(5, 4, 4, 0), axis(7, 4, 4, 0)}),
       make(1, 40, 20, 1, {axis(150, 8, 4, 2)}),
       make(9, 100, 24, 1, {axis(1, 4, 1, 0), axis(1, 4, 1, 0)}),
@@ -296,6 +339,29 @@ TEST_F(EmulatedTile, GradientByWindows) {
     }
     EXPECT_FALSE(kinds.empty());
   }
+}
+
+// Weights whose output channels are neighbours: packed, and in place a cell at a time, or channels that do not fill
+// one.
+TEST_F(EmulatedTile, GradientWithChannelsLastWeights) {
+  const std::vector<Problem> problems = {
+      in(make(1, 40, 36, 1, {axis(5, 4, 2, 1), axis(6, 4, 2, 1)}), DType::f32, Precision::tf32, true),
+      in(make(1, 64, 520, 1, {axis(3, 3, 2, 0), axis(4, 3, 2, 0)}), DType::f16, Precision::strict, true),
+      in(make(1, 40, 18, 2, {axis(9, 2, 2, 0)}), DType::f32, Precision::tf32, true),
+  };
+  int wide = 0;
+  for (std::size_t i = 0; i < (test::takes_all() ? problems.size() : 1); ++i) {
+    Problem problem = problems[i];
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    problem.direction = Direction::grad_input;
+    for (const int arch : {80, 90}) {
+      for (const TileCandidate& candidate : tile_candidates(problem, test::gpu(arch)))
+        wide += candidate.shape.wide_weights ? 1 : 0;
+      check(problem, arch, Direction::grad_input);
+    }
+  }
+  EXPECT_GE(in_place, 1);
+  EXPECT_GE(wide, 1);
 }
 
 // Channels-last data at an odd address gets a cut of its own.

@@ -278,7 +278,7 @@ inline void copy_tensor(unsigned shared, const void* map, const int (&at)[5], un
     bool inside = true;
     int rest = row;
     for (int i = 1; i < 5; ++i) {
-      const long long index = at[i] + rest % boxes.box[i];
+      const long long index = at[i] + rest % boxes.box[i] * boxes.steps[i];
       rest /= boxes.box[i];
       inside = inside && index >= 0 && index < boxes.sizes[i];
       source += index * boxes.strides[i - 1] * boxes.element_bytes;
@@ -349,9 +349,27 @@ inline void multiply_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, uns
   multiply<emulation::Type::f16>(d, a, b0, b1);
 }
 
+// Operands of two bytes whose neighbours are rows (or columns) of the result, with columns of 16 bytes swapped as
+// copy_tensor does.
+inline void described_channels(unsigned long long descriptor, int row, unsigned (&words)[8]) {
+  const auto kind = static_cast<unsigned>(descriptor >> 62U);
+  const unsigned row_bytes = kind == 1 ? 128 : kind == 2 ? 64 : 32;
+  const auto start = static_cast<unsigned>(descriptor & 0x3fff) * 16;
+  const auto next_channels = static_cast<unsigned>(descriptor >> 16U & 0x3fff) * 16;
+  const auto next_pixels = static_cast<unsigned>(descriptor >> 32U & 0x3fff) * 16;
+  if (start % (8 * row_bytes) != 0) throw std::runtime_error("a descriptor must start where swapping repeats");
+  const unsigned byte = 2 * static_cast<unsigned>(row);
+  for (unsigned k = 0; k < 16; ++k) {
+    const unsigned address =
+        start + byte / row_bytes * next_channels + k / 8 * next_pixels + k % 8 * row_bytes + byte % row_bytes;
+    const unsigned swapped = address ^ (address >> 3U & (row_bytes - 1) & 0x70U);
+    std::memcpy(reinterpret_cast<char*>(words) + 2 * static_cast<std::size_t>(k), emulation::place(swapped, 2), 2);
+  }
+}
 // wgmma: rows and columns of operands in shared memory, K-major and without swizzle, are what descriptors point at;
 // each thread takes its own sums.
 inline void described_words(unsigned long long descriptor, int row, unsigned (&words)[8]) {
+  if (descriptor >> 62U != 0) return described_channels(descriptor, row, words);
   const auto start = static_cast<unsigned>(descriptor & 0x3fff);
   const auto next_slab = static_cast<unsigned>(descriptor >> 16 & 0x3fff);
   const auto next_rows = static_cast<unsigned>(descriptor >> 32 & 0x3fff);

@@ -180,7 +180,7 @@ struct Ring {
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
-      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : 32 * kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16, kShape.packed || kShape.boxes() ? 1 : 32 * kShape.loader_warps);
       ptx::init_barrier(barriers + i * 16 + 8, 32 * kShape.team_warps());
     }
     ptx::publish_barriers();
@@ -239,6 +239,57 @@ __device__ __forceinline__ void fetch_stages(const ReduceParams& params, const R
   }
 }
 
+#if kTensorCopies
+using BlockParams = BoxReduceParams;
+__device__ __forceinline__ const ReduceParams& reduce_params(const BlockParams& params) { return params.reduce; }
+
+// Boxes of pixels as they lie in memory, zeros outside of the tensors.
+__device__ __forceinline__ void copy_boxes(const BlockParams& block_params, const ReduceBlock& block,
+                                           const StageOrigin& origin, unsigned target, unsigned loaded) {
+  const int first_row = block.group * kShape.rows + block.first_row;
+  const int first_column = block.group * kShape.columns + block.first_column;
+#pragma unroll 1
+  for (int row = 0; row < kShape.block_rows(); row += kShape.row_box) {
+    const int at[5] = {first_row + row, origin.first[3], origin.first[2], origin.first[1], origin.first[0]};
+    ptx::copy_tensor(target, &block_params.rows, at, loaded);
+    target += kShape.row_box_bytes();
+  }
+  const StageStart<false> start(block_params.reduce, block, origin, 0);
+#pragma unroll 1
+  for (int tap = 0; tap < kShape.all_taps(); ++tap) {
+    const int w = start.begin[3] + tap % kShape.taps[2] * kShape.tap_step[2];
+    const int h = start.begin[2] + tap / kShape.taps[2] % kShape.taps[1] * kShape.tap_step[1];
+    const int d = start.begin[1] + tap / kShape.taps[2] / kShape.taps[1] * kShape.tap_step[0];
+#pragma unroll 1
+    for (int column = 0; column < kShape.team_columns; column += kShape.column_box) {
+      const int at[5] = {first_column + column, w, h, d, start.begin[0]};
+      ptx::copy_tensor(target, &block_params.columns, at, loaded);
+      target += kShape.column_box_bytes();
+    }
+  }
+}
+
+// One thread of a warp asks for them.
+__device__ __forceinline__ void fetch_boxes(const BlockParams& block_params, const ReduceBlock& block,
+                                            const Stages& stages, Ring ring) {
+  StageOrigin origin(block_params.reduce, stages.begin);
+#pragma unroll 1
+  for (int index = stages.begin; index < stages.end; ++index) {
+    ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      ptx::expect_bytes(ring.loaded(), Ring::kStageBytes);
+      copy_boxes(block_params, block, origin, ring.stage(), ring.loaded());
+    }
+    __syncwarp();
+    origin.advance(block_params.reduce);
+    ring.advance();
+  }
+}
+#else
+using BlockParams = ReduceParams;
+__device__ __forceinline__ const ReduceParams& reduce_params(const BlockParams& params) { return params; }
+#endif
+
 // The products of a stage are under way while the next one's are started.
 __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring, TeamTile& team) {
   unsigned former = 0;
@@ -255,8 +306,9 @@ __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring,
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
-    tconv_reduce(const __grid_constant__ ReduceParams params) {
-  extern __shared__ __align__(128) unsigned char shared_memory[];
+    tconv_reduce(const __grid_constant__ BlockParams block_params) {
+  const ReduceParams& params = reduce_params(block_params);
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
   const ReduceBlock block(params, blockIdx.x);
   const unsigned shared = ptx::shared_address(shared_memory);
   const Stages stages(params, block, shared);
@@ -274,11 +326,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+#if kTensorCopies
+      if (warp == kShape.team_warps()) fetch_boxes(block_params, block, stages, ring);
+#else
       if constexpr (kShape.packed) {
         if (warp == kShape.team_warps()) fetch_stages(params, block, stages, ring);
       } else {
         load_stages(params, block, stages, ring, warp - kShape.team_warps());
       }
+#endif
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {

@@ -67,8 +67,12 @@ struct ReduceShape {
   int column_warps;
   int row_copy;  // elements that such a warp copies at once, along the width
   int column_copy;
-  int raw_stages;      // of its copies
-  bool packed;         // a kernel before has arranged both tensors as the stages of the blocks: they come whole
+  int raw_stages;  // of its copies
+  bool packed;     // a kernel before has arranged both tensors as the stages of the blocks: they come whole
+  // Two-byte channels-last tensors: channels of a box that the copy engine brings, pixels as they lie, those of each
+  // tap on their own. Products read them with channels along the rows, so that nothing is arranged. 0: no boxes.
+  int row_box;
+  int column_box;
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
@@ -76,6 +80,10 @@ struct ReduceShape {
   int blocks_per_multiprocessor;
   bool partial;        // the sums of a block are parts, added up by the second kernel
   bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
+
+  constexpr bool boxes() const { return row_box > 0; }
+  constexpr int row_box_bytes() const { return pixels() * row_box * element_bytes; }
+  constexpr int column_box_bytes() const { return pixels() * column_box * element_bytes; }
 
   constexpr int vector() const { return 16 / element_bytes; }
   constexpr int all_taps() const { return taps[0] * taps[1] * taps[2]; }
@@ -121,27 +129,33 @@ struct ReduceShape {
 
   constexpr int row_units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int column_units() const { return tile[0] * extent(0) * extent(1) * extent(2); }
-  constexpr int pixels() const { return row_units() * vector(); }
-  constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
+  constexpr int pixels() const { return boxes() ? row_units() : row_units() * vector(); }
+  // Two units at a time, neighbours along the width, or sixteen pixels.
+  constexpr int products() const { return boxes() ? row_units() / 16 : row_units() / 2; }
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
   constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
   constexpr int team_cells() const { return column_units() * team_columns; }
-  constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
-  constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
+  constexpr int row_cells() const {
+    return boxes() ? block_rows() / row_box * row_box_bytes() / 16 : (row_units() * row_pitch() + 7) / 8 * 8;
+  }
+  constexpr int column_cells() const {
+    return boxes() ? all_taps() * team_columns / column_box * column_box_bytes() / 16
+                   : (column_teams * team_cells() + 7) / 8 * 8;
+  }
   // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
   constexpr bool splits() const { return warpgroup && math == TileMath::fp32x3; }
   constexpr int plane_cells() const { return row_cells() + column_cells(); }
   constexpr int stage_cells() const { return plane_cells() * (splits() ? 2 : 1); }
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
-  constexpr int spare_cells() const { return run * team_columns + 16; }
+  constexpr int spare_cells() const { return boxes() ? 0 : run * team_columns + 16; }
   // Stages; then the places of the units, or two barriers for each stage and the lines of the warps that load.
   constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
   constexpr int raw_cell() const { return table_cell() + stages; }
   constexpr int pipeline_bytes() const {
     if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
-    return 16 * raw_cell() + (packed ? 0 : raw_stages * raw_stage_bytes());
+    return 16 * raw_cell() + (packed || boxes() ? 0 : raw_stages * raw_stage_bytes());
   }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
@@ -301,6 +315,12 @@ struct ReduceParams {
   long long row_advance[4];
   long long column_advance[4];
   int parts;
+};
+
+struct BoxReduceParams {
+  ReduceParams reduce;
+  TensorMap rows;
+  TensorMap columns;
 };
 
 // Blocks that share a part: one for each tile of the weight.

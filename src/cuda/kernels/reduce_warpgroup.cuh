@@ -63,9 +63,43 @@ struct TeamTile : TeamPlace {
     }
   }
 
+  // Starts the products of a stage of boxes: rows of channels, eight pixels after the other, columns of 16 bytes
+  // swapped as the copy engine does.
+  __device__ __forceinline__ void multiply_boxes(unsigned stage) {
+    constexpr unsigned kRowBytes = kShape.row_box * kShape.element_bytes;
+    constexpr unsigned kColumnBytes = kShape.column_box * kShape.element_bytes;
+    constexpr int kRunBytes = kShape.run * kShape.team_columns * kShape.pixels() * kShape.element_bytes;
+    const unsigned rows = stage + first_row / 64 * kShape.row_box_bytes();
+    const unsigned columns = stage + kShape.row_cells() * 16;
+    ptx::fence_warpgroup();
+#pragma unroll 2
+    for (int product = 0; product < kShape.products(); ++product) {
+#pragma unroll
+      for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          multiply(sum[tile][run],
+                   swapped(rows + tile * kShape.row_box_bytes() + product * 16 * kRowBytes, kShape.row_box_bytes(),
+                           kRowBytes),
+                   swapped(columns + run * kRunBytes + product * 16 * kColumnBytes, kShape.column_box_bytes(),
+                           kColumnBytes));
+        }
+      }
+    }
+    ptx::commit_warpgroup();
+  }
+  // The start, the way to the next channels, the way to the next eight pixels, and how long rows are.
+  static __device__ __forceinline__ unsigned long long swapped(unsigned address, unsigned next_channels,
+                                                               unsigned row_bytes) {
+    const unsigned long long kind = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
+    return kind << 62 | static_cast<unsigned long long>(row_bytes / 2) << 32 | next_channels >> 4 << 16 |
+           (address >> 4 & 0x3fff);
+  }
+
   // Starts the products [begin, end) of a stage.
   __device__ __forceinline__ void multiply_stage(unsigned stage, int begin, int end) {
     if constexpr (kShape.splits()) return multiply_split_stage(stage);
+    if constexpr (kShape.boxes()) return multiply_boxes(stage);
     const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
     const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
     ptx::fence_warpgroup();

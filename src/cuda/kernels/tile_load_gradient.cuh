@@ -4,8 +4,8 @@
 #include "tile_load.cuh"
 
 // A row's weights of a chunk lie together in a dense tensor, channel after channel with all its taps. Neighbouring
-// threads take neighbouring taps, then channels, and each the few loads of one cell; loads go to registers a step
-// before they are stored.
+// threads take neighbouring taps, then channels, and each the few loads of one cell; where channels are neighbours in
+// memory, they take these first, a cell with one load. Loads go to registers a step before they are stored.
 struct GradientWeights {
   static constexpr int kItems = kShape.stage_backs * kShape.slabs * kShape.rows();
   static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
@@ -15,9 +15,14 @@ struct GradientWeights {
   const Element* base;
   unsigned offset[kPerThread];  // from the first channel and tap of a stage, in bytes
   Element values[kPerThread][kVector];
+  Cell wide[kPerThread];
 
-  static __device__ __forceinline__ int back_of(int item) { return item % kShape.stage_backs; }
-  static __device__ __forceinline__ int slab_of(int item) { return item / kShape.stage_backs % kShape.slabs; }
+  static __device__ __forceinline__ int back_of(int item) {
+    return (kShape.wide_weights ? item / kShape.slabs : item) % kShape.stage_backs;
+  }
+  static __device__ __forceinline__ int slab_of(int item) {
+    return (kShape.wide_weights ? item : item / kShape.stage_backs) % kShape.slabs;
+  }
   static __device__ __forceinline__ int row_of(int item) { return item / (kShape.stage_backs * kShape.slabs); }
 
   __device__ __forceinline__ GradientWeights(const TileParams& params, const BlockRows& rows, int, int rank,
@@ -66,6 +71,12 @@ struct GradientWeights {
     for (int i = 0; i < kPerThread; ++i) {
       const int item = threadIdx.x + i * kThreads;
       const bool tap = kWhole || first_back + back_of(item) < kShape.all_backs();
+      if constexpr (kShape.wide_weights) {
+        const bool exists =
+            offset[i] != kOutside && tap && (kWhole || first + slab_of(item) * kVector < kShape.channels);
+        wide[i] = exists ? ptx::load_16(at(origin, offset[i])) : Cell{};
+        continue;
+      }
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         const bool exists =
@@ -86,7 +97,7 @@ struct GradientWeights {
       if (kItems % kThreads != 0 && item >= kItems) break;
       const int place =
           back_of(item) * kShape.weight_back_pitch() + slab_of(item) * kShape.weight_slab_pitch() + row_of(item);
-      ptx::store_16(shared + place * 16, make_cell(values[i]));
+      ptx::store_16(shared + place * 16, kShape.wide_weights ? rounded(wide[i]) : make_cell(values[i]));
     }
   }
 

@@ -38,13 +38,12 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   const int first_out = channel_block * kShape.block_channels;
   const Element* weight = static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
                           first_out * params.weight_strides[1];
-  // Output channels and input channels that exist; the rest of a block is zeros.
+  // Output channels that exist; the rest of a block is zeros.
   const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
-  const int ins = min(kIns, kShape.channels - first_channel);
   const auto load = [&](int v, int out_channel, int tap) {
-    if (v >= ins || out_channel >= outs) return Element(0);
     const int channel = kShape.windowed(first_channel + v);
     const int column = tap % kShape.kernel[2] * kShape.window + channel % kShape.window;
+    if (channel >= kShape.channels || out_channel >= outs || column >= kShape.window_taps) return Element(0);
     const long long position = kDenseTaps && kShape.window == 1
                                    ? tap * params.weight_strides[4]
                                    : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
@@ -54,19 +53,22 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
                   position];
   };
   if constexpr (kStaged) {
-    // Neighbouring threads read neighbours in memory: output channels, or taps and then whichever channels lie closer.
+    // Neighbouring threads read neighbours in memory: channels of either side, or taps and then whichever channels lie
+    // closer.
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
+    const bool ins_before_taps = params.weight_strides[0] == 1 && kTaps > 1 && !outs_first;
     const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
 #pragma unroll 8
     for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
-      const int tap = outs_first ? i / kShape.block_channels % kTaps : i % kTaps;
+      const int tap = outs_first ? i / kShape.block_channels % kTaps : ins_before_taps ? i / kIns % kTaps : i % kTaps;
       const int outer = i / kTaps;
-      const int v = outs_first  ? i / (kTaps * kShape.block_channels)
-                    : ins_first ? outer % kIns
-                                : outer / kShape.block_channels;
-      const int out_channel = outs_first  ? i % kShape.block_channels
-                              : ins_first ? outer / kIns
-                                          : outer % kShape.block_channels;
+      const int v = outs_first        ? i / (kTaps * kShape.block_channels)
+                    : ins_before_taps ? i % kIns
+                    : ins_first       ? outer % kIns
+                                      : outer / kShape.block_channels;
+      const int out_channel = outs_first                     ? i % kShape.block_channels
+                              : ins_before_taps || ins_first ? outer / kIns
+                                                             : outer % kShape.block_channels;
       staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
     }
     __syncthreads();

@@ -65,6 +65,7 @@ struct TileShape {
   // a channel: neighbours in memory, in the input as in the weights. Then `channels` counts (channel, tap of a window),
   // `kernel` windows, and `dilation` is the way from one to the next. Otherwise 1.
   int window;
+  int window_taps;  // that the windows of a row have together; the last one may have fewer than the others
   // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.
@@ -97,6 +98,8 @@ struct TileShape {
   // that those of neighbouring cells lie on different banks.
   bool tensor_copies;
   bool output_channels_last;
+  // A gradient's weights whose summed channels are neighbours in the tensor: a cell is one load.
+  bool wide_weights;
 
   constexpr int slot_of(int axis, int residue) const {
     return slots[axis] == span[axis] ? residue : static_cast<int>(slot_nibbles[axis] >> (4 * residue) & 15);
@@ -118,6 +121,52 @@ struct TileShape {
     return plane_groups(axis) == 1 ? residue_of_phase(axis, plane) : plane;
   }
   constexpr int all_plane_groups() const { return plane_groups(0) * plane_groups(1) * plane_groups(2); }
+  // Of all groups, each after the one before it along the width, which stands where along an axis.
+  constexpr int group_along(int axis, int group) const {
+    for (int inner = 2; inner > axis; --inner) group /= plane_groups(inner);
+    return group % plane_groups(axis);
+  }
+
+  // Tensor copies that bring a gradient's residues in boxes of their own, one chunk after the other: cells are
+  // neighbours in them, as those of a forward problem are. Taps of a residue are `phases` apart then, and some residues
+  // may have one less than others.
+  constexpr bool plane_boxes() const {
+    return tensor_copies && gradient && (stride[0] > 1 || stride[1] > 1 || stride[2] > 1);
+  }
+  constexpr int first_tap(int axis, int group) const {
+    const int residue = group_residue(axis, group);
+    if (dilation[axis] == 1 || stride[axis] == 1) return residue;
+    int tap = 0;
+    while (tap * dilation[axis] % stride[axis] != residue) ++tap;
+    return tap;
+  }
+  constexpr int plane_taps(int axis, int group) const {
+    return (kernel[axis] - first_tap(axis, group) + phases[axis] - 1) / phases[axis];
+  }
+  // Whether all residues have their taps at the same distances.
+  constexpr bool even_planes() const {
+    if (!plane_boxes()) return true;
+    for (int axis = 0; axis < 3; ++axis) {
+      if (kernel[axis] % phases[axis] != 0 || (phases[axis] - 1) * dilation[axis] >= stride[axis]) return false;
+    }
+    return true;
+  }
+  constexpr int group_taps(int group) const {
+    int taps = 1;
+    for (int axis = 0; axis < 3; ++axis) taps *= plane_taps(axis, group_along(axis, group));
+    return taps;
+  }
+  constexpr int all_group_taps() const {
+    int taps = 0;
+    for (int group = 0; group < all_plane_groups(); ++group) taps += group_taps(group);
+    return taps;
+  }
+  // The tap of an axis that is the `index`-th of a group's.
+  constexpr int plane_tap(int axis, int group, int index) const {
+    for (int inner = 2; inner > axis; --inner) index /= plane_taps(inner, group_along(inner, group));
+    const int own = group_along(axis, group);
+    return first_tap(axis, own) + index % plane_taps(axis, own) * phases[axis];
+  }
 
   // What one step between cells is in the tensor that is read and in the one that is written.
   constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
@@ -162,6 +211,7 @@ struct TileShape {
   // of planes as many as any plane could have.
   constexpr int axis_backs(int axis) const {
     if (!gradient) return backs[axis];
+    if (plane_boxes()) return plane_taps(axis, 0);
     return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
   }
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
@@ -251,9 +301,12 @@ struct TileShape {
   // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
   // different banks.
   constexpr int box(int axis) const {
-    return gradient
-               ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + (axis == 2 ? window : 1)
-               : patch(1 + axis);
+    if (!gradient || plane_boxes()) return patch(1 + axis);
+    return (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + (axis == 2 ? window : 1);
+  }
+  // What one step along an axis of the box is in the tensor that is read.
+  constexpr unsigned char box_stride(int axis) const {
+    return static_cast<unsigned char>(plane_boxes() ? stride[axis] : 1);
   }
   constexpr int box_rows() const { return tile[0] * box(0) * box(1); }
   // A gradient's cells lie `stride` elements apart, for large strides on a few banks only: there the residues of a row
@@ -266,7 +319,9 @@ struct TileShape {
   constexpr int row_place(int index) const {
     return splits_rows() ? index % stride[2] * plane_length() + index / stride[2] : index;
   }
-  constexpr int cell_step(int axis) const { return splits_rows() && axis == 2 ? 1 : input_step(axis); }
+  constexpr int cell_step(int axis) const {
+    return plane_boxes() || (splits_rows() && axis == 2) ? 1 : input_step(axis);
+  }
   constexpr int row_pitch() const {
     if (splits_rows()) return stride[2] * plane_length();
     return (box(2) + (lead >= 0 ? lead : granule - 1) + granule - 1) / granule * granule;
@@ -307,12 +362,12 @@ struct TileShape {
   // With a part in every item, products are waited for anyway before the next fragments are split.
   constexpr bool splits_late() const { return splits() && part_items() == 1; }
 
-  // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
-  // cells begin on different banks.
+  // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, or (wide) the
+  // other way around, and their cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed; }
   constexpr int weight_slab_pitch() const {
     const int taps = all_backs() < 8 ? all_backs() : 8;
-    return rows() + (pads_weights() ? taps % 8 : 0);
+    return rows() + (!pads_weights() ? 0 : wide_weights ? 8 / slabs : taps % 8);
   }
   constexpr int weight_back_pitch() const {
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);

@@ -21,8 +21,12 @@ constexpr int kLine = kShape.line_backs();
 // Items of a chunk: one step of depth at one distance, or at all distances of a line.
 constexpr int kItems = kShape.all_backs() / kLine * kSteps;
 constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
+// A chunk with fewer of them ends with the same set of registers as the others.
+static_assert(kShape.even_planes() || kSteps % 2 == 0);
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kItems * kLine * kColumnTiles / 8 <= 80);
+constexpr int kPlanes = kShape.even_planes() ? 1 : kShape.all_plane_groups();
+constexpr int kUnrolledItems = kShape.even_planes() ? kItems * kLine : kShape.all_group_taps() * kSteps;
+constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -170,9 +174,10 @@ struct CellTeam {
   // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
   __device__ __forceinline__ void load_windows(Fragments& out, unsigned stage, int offset, int step) const {
     constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
-    // Of two-byte elements, a window of two is one word, and places may be as little as a word apart.
-    constexpr bool kTwoWords = kShape.element_bytes == 4 || (kShape.window % 4 == 0 && kShape.granule % 4 == 0 &&
-                                                             kShape.lead % 4 == 0 && kShape.stride[2] % 4 == 0);
+    // Places may be as little as a word apart; of two-byte elements, a window of two is one word.
+    constexpr int kPair = 8 / kShape.element_bytes;
+    constexpr bool kTwoWords = kShape.window % kPair == 0 && kShape.granule % kPair == 0 && kShape.lead % kPair == 0 &&
+                               kShape.stride[2] % kPair == 0;
     constexpr int kNext = kShape.window * kShape.element_bytes >= 8 ? 4 : kShape.channel_pitch();
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
@@ -283,23 +288,41 @@ struct StreamReader {
 
   // One item: multiplies its fragments while those of the next one are loaded.
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
-                                       int item) {
+                                       int item, int plane = 0) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
     team.add(now, weight_stage(), item);
-    const bool ends_chunk = item + 1 == kItems;
+    const bool ends_chunk = item + 1 == chunk_items(plane);
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
     if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kSteps);
-      team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
+      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kSteps);
       return;
     }
     if (++chunk == kShape.block_chunks()) return;
     give_back_input();
-    begin(team, next);
+    begin(team, next, plane + 1 == kPlanes ? 0 : plane + 1);
+  }
+
+  // Items of a chunk, and where the cells of a distance lie in its box, in bytes: where residues differ in taps, those
+  // of the one that it holds.
+  static __device__ __forceinline__ int chunk_items([[maybe_unused]] int plane) {
+#if kUnevenPlanes
+    return (kUnrolled ? kFixedPlaneTaps[plane] : kPlaneTaps[plane]) * kSteps;
+#else
+    return kItems;
+#endif
+  }
+  static __device__ __forceinline__ int back_cells(int back, [[maybe_unused]] int plane) {
+#if kUnevenPlanes
+    const int index = plane * kShape.all_backs() + back;
+    return kUnrolled ? kFixedPlaneCells[index] : kPlaneCells[index];
+#else
+    return kUnrolled ? kFixedBackCells[back] : kBackCells[back];
+#endif
   }
 
   __device__ __forceinline__ void give_back_input() {
@@ -312,32 +335,38 @@ struct StreamReader {
   }
 
   // The first fragments of a chunk.
-  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
+  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first, int plane = 0) {
     ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
-    team.load(first, input_stage(), kFixedBackCells[first_back(0)], 0);
+    team.load(first, input_stage(), kPlanes == 1 ? kFixedBackCells[first_back(0)] : back_cells(0, plane), 0);
   }
 
   // The distance whose cells come first in a line's fragments.
   static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
 
-  // A chunk's items take turns with two sets of registers.
+  // A chunk's items take turns with two sets of registers. Where residues differ in taps, unrolled chunks come
+  // together, one of each.
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
     if constexpr (kShape.splits()) {
       walk_parts(team, first, second);
     } else if constexpr (kUnrolled) {
 #pragma unroll
-      for (int item = 0; item < kItems; ++item) {
-        if (item % 2 == 0) {
-          step(team, first, second, item);
-        } else {
-          step(team, second, first, item);
+      for (int plane = 0; plane < kPlanes; ++plane) {
+#pragma unroll
+        for (int item = 0; item < chunk_items(plane); ++item) {
+          if (item % 2 == 0) {
+            step(team, first, second, item, plane);
+          } else {
+            step(team, second, first, item, plane);
+          }
         }
       }
     } else {
+      const int plane = chunk % kPlanes;
+      const int items = chunk_items(plane);
 #pragma unroll 1
-      for (int item = 0; item + 1 < kItems; item += 2) {
-        step(team, first, second, item);
-        step(team, second, first, item + 1);
+      for (int item = 0; item + 1 < items; item += 2) {
+        step(team, first, second, item, plane);
+        step(team, second, first, item + 1, plane);
       }
       if (kItems % 2 == 1) step(team, first, second, kItems - 1);
     }
@@ -376,11 +405,11 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
   reader.begin(team, even);
   if constexpr (kShape.splits_late()) CellTeam::split(even, even);
   // After an odd number of items the next chunk begins with the other set.
-  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : 1;
+  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : kUnrolled ? kPlanes : 1;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
     reader.walk_chunk(team, even, odd);
-    if constexpr (kTurn == 2) {
+    if constexpr (kItems % 2 == 1 && kTurn == 2) {
       if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
       reader.walk_chunk(team, odd, even);
     }

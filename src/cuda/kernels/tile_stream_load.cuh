@@ -69,6 +69,15 @@ __device__ __forceinline__ int odd_row_lead(const TileParams& params, const Bloc
   for (int axis = 0; axis < 2; ++axis) place += (box_begin(params, cells, axis) + cell[1 + axis]) * stride(2 + axis);
   return static_cast<int>(place & (kShape.granule - 1));
 }
+// How many distances a block's chunk is multiplied at. Where that differs, each block begins with the first residue.
+__device__ __forceinline__ int chunk_backs([[maybe_unused]] int chunk) {
+#if kUnevenPlanes
+  return kPlaneTaps[chunk % kShape.all_plane_groups()];
+#else
+  return kShape.all_backs();
+#endif
+}
+
 // One thread asks for all weights.
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
                                                const StreamBarriers& barriers, unsigned ring,
@@ -78,14 +87,16 @@ __device__ __forceinline__ void stream_weights(const TileParams& params, int blo
                        rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    const int backs = chunk_backs(chunk);
 #pragma unroll 1
-    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
-      const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
+    for (int back = 0; back < backs; back += kShape.stage_backs) {
+      const int bytes = min(kShape.stage_backs, backs - back) * kBytesPerBack;
       ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
       ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
       ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
       source += bytes;
       place.advance();
     }
+    if (!kShape.even_planes()) source += (kShape.all_backs() - backs) * kBytesPerBack;
   }
 }

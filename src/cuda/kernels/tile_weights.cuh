@@ -52,8 +52,22 @@ __device__ __forceinline__ PlaneGroup plane_group(int index) {
            index / kShape.plane_groups(2) % kShape.plane_groups(1), index % kShape.plane_groups(2)}};
 }
 
+// The tap of a gradient with which a box of one residue is multiplied for the `index`-th time; -1: none.
+__device__ __forceinline__ int plane_tap_of(const PlaneGroup& group, int index) {
+  int taps[3];
+#pragma unroll
+  for (int axis = 2; axis >= 0; --axis) {
+    const int count = kShape.plane_taps(axis, group.at[axis]);
+    taps[axis] = kShape.first_tap(axis, group.at[axis]) + index % count * kShape.phases[axis];
+    index /= count;
+  }
+  if (index > 0) return -1;
+  return (taps[0] * kShape.kernel[1] + taps[1]) * kShape.kernel[2] + taps[2];
+}
+
 // The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
 __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
+  if constexpr (kShape.plane_boxes()) return plane_tap_of(group, index);
   const int at[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
   bool exists = true;
   int found = 0;
