@@ -139,6 +139,19 @@ inline void load_matrices(unsigned (&out)[4], unsigned address) {
   }
 }
 
+inline void load_matrices_transposed(unsigned (&out)[4], unsigned address) {
+  const auto lane = static_cast<unsigned>(emulation::lane());
+  const tconv::test::BlockEmulator::Exchange rows({address});
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const auto element = [&](unsigned row) {
+      const unsigned at = rows.lane(matrix * 8 + static_cast<int>(row))[0];
+      emulation::place(at, 16);
+      return static_cast<unsigned>(emulation::read<unsigned short>(at + lane / 4 * 2));
+    };
+    out[matrix] = element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16U;
+  }
+}
+
 inline void copy_16_async(unsigned shared, const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(emulation::place(shared, 16), global, 16);

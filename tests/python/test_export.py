@@ -109,11 +109,12 @@ def check_layer(module, layer: nn.Module, shape: tuple[int, ...]) -> None:
     [
         (nn.ConvTranspose2d(24, 40, 3, 2, 1, 1), (2, 24, 5, 7), "hopper", True),
         (nn.ConvTranspose2d(24, 20, 4, 2, 1, bias=False), (2, 24, 5, 7), "ampere", True),
+        (nn.ConvTranspose2d(256, 128, 4, 2, 1), (2, 256, 2, 2), "hopper", True),
         (nn.ConvTranspose2d(8, 12, (3, 5), (2, 3), (1, 2), groups=2, dilation=(2, 1)), (2, 8, 5, 7), "hopper", False),
         (nn.ConvTranspose1d(6, 6, 4, 2, 1, groups=6), (2, 6, 33), "ampere", False),
         (nn.ConvTranspose3d(3, 5, 3, 2, 1, 1).double(), (2, 3, 3, 4, 5), "hopper", False),
     ],
-    ids=["tile-hopper", "tile-ampere", "direct-grouped", "depthwise-1d", "3d-fp64"],
+    ids=["tile-hopper", "tile-ampere", "columns", "direct-grouped", "depthwise-1d", "3d-fp64"],
 )
 def test_kernels_compute_forward_and_gradients_for_any_batch(layer, shape, gpu, tf32, tmp_path):
     module = load_emulated(export_layer(layer, shape, tmp_path), gpu, tf32=tf32)
