@@ -26,7 +26,8 @@ std::string initialiser(const ColumnsShape& s) {
   for (const auto* values :
        {&s.kernel, &s.stride, &s.dilation, &s.pad, &s.input, &s.output, &s.tap_step, &s.input_step})
     text += list(*values) + ", ";
-  text += truth(s.bias) + truth(s.taps_inner) + truth(s.input_channels_last) + truth(s.output_channels_last);
+  text += truth(s.bias) + truth(s.taps_inner) + number(s.weight_stride) + number(s.channel_stride) +
+          truth(s.input_channels_last) + truth(s.output_channels_last);
   text += number(s.weight_bytes) + truth(s.copies_cells) + number(s.block_channels) + truth(s.one_phase);
   text += number(s.samples) + number(s.box_axis) + number(s.box) + number(s.boxes);
   text += number(s.row_units) + number(s.cell_units) + number(s.row_warps) + number(s.cell_warps) +
@@ -120,7 +121,6 @@ class ColumnsKernel final : public Kernel {
     const ColumnsShape& s = shape_;
     ColumnsParams params{};
     params.input_batch = problem.input_strides[0];
-    params.input_channel = problem.input_strides[1];
     for (std::size_t a = 0; a < problem.axes.size(); ++a) {
       if (problem.axes[a].input > 1) params.input_cell = problem.input_strides[2 + a];
       params.residue_blocks[a] = s.one_phase ? s.stride[a] : 1;

@@ -80,6 +80,8 @@ ColumnsShape base_shape(const Problem& problem) {
   }
   shape.bias = problem.bias;
   shape.taps_inner = has_inner_taps(problem);
+  shape.weight_stride = static_cast<int>(problem.weight_strides[0]);
+  shape.channel_stride = static_cast<int>(problem.input_strides[1]);
   shape.input_channels_last = problem.input_strides[1] == 1 && shape.channels > 1;
   shape.output_channels_last = problem.output_strides[1] == 1 && shape.out_channels > 1;
   shape.box_axis = box_axis_of(problem);
@@ -160,7 +162,7 @@ bool complete(ColumnsShape& shape, const DeviceProperties& device, long long mos
   const int deepest = round_up(shape.channels, least);
   shape.chunk = 4 * least;
   const auto is_large = [&] {
-    return shape.chunk > deepest || shape.weight_stage_bytes() > 20 * kKiB || shape.cell_stage_bytes() > 20 * kKiB ||
+    return shape.chunk > deepest || shape.weight_stage_bytes() > 34 * kKiB || shape.cell_stage_bytes() > 34 * kKiB ||
            (!shape.copies_cells && cell_items(shape) * shape.vector() > 16) || cell_items(shape) > 16;
   };
   while (shape.chunk > least && is_large()) shape.chunk /= 2;
@@ -292,6 +294,8 @@ std::string why_no_columns(const Problem& problem, const DeviceProperties& devic
         axis.stride > 4096 || axis.dilation > 65536)
       return "sizes along an axis beyond what the kernel counts";
   }
+  if (problem.weight_strides[0] > kIntMax || problem.input_strides[1] > kIntMax)
+    return "channels of the input or of the weights more than 2^31 elements apart";
   if (!has_even_cells(problem)) return "cells of the input at uneven distances";
   if (!has_inner_taps(problem) && !has_inner_channels(problem))
     return "neither the taps of an output channel nor the channels of a tap are neighbours";

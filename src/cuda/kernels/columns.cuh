@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   const auto cell_stage = [&](int chunk) { return cells + chunk % kCellStages * kShape.cell_stage_bytes(); };
 
   const ColumnsBlock block(p, blockIdx.x);
-  const WeightCopies weight_copies(p, block);
+  WeightCopies weight_copies(p, block);
   CellLoads cell_loads(p, block);
   // A chunk is a group of copies, an empty one behind the last chunk.
   const auto start = [&](int chunk) {

@@ -50,25 +50,44 @@ __device__ __forceinline__ int tap_of(const ColumnsBlock& block, int a, int slot
   return kShape.one_phase ? first_tap(a, block.residue[a]) + slot * kShape.tap_step[a] : slot;
 }
 
-// Copies the rows of a chunk's weights, zeros behind the last channel.
+constexpr int power_of_two_from(int count) {
+  int power = 1;
+  while (power < count) power *= 2;
+  return power;
+}
+
+// Copies the rows of chunk after chunk of weights, zeros behind the last channel. A thread has the same places of all
+// rows, so that only a pointer moves.
 struct WeightCopies {
   static constexpr int kElements = kShape.weight_bytes / kShape.element_bytes;  // of a copy
   static constexpr int kRun = (kShape.taps_inner ? kShape.rows() : kShape.block_channels) / kElements;
   static constexpr int kCopies = kShape.rows() / kElements;  // of a row
-  static constexpr int kItems = kShape.chunk * kCopies;
+  static constexpr int kLanes = power_of_two_from(kCopies) < kThreads ? power_of_two_from(kCopies) : kThreads;
+  static constexpr int kPasses = (kCopies + kLanes - 1) / kLanes;
+  static constexpr int kRows = kThreads / kLanes;  // at once
+  static constexpr int kTurns = (kShape.chunk + kRows - 1) / kRows;
+  static constexpr bool kTail = kShape.channels % kShape.chunk != 0;
 
-  const Storage* source;
-  const ColumnsBlock& block;
-  const ColumnsParams& p;
+  const Storage* source[kPasses];
+  bool exists[kPasses];
+  int row;
+  int lane;
 
-  __device__ __forceinline__ WeightCopies(const ColumnsParams& params, const ColumnsBlock& where)
-      : block(where), p(params) {
-    source = static_cast<const Storage*>(p.weight) + block.group * p.weight_group +
-             block.first_channel * p.weight_strides[1];
+  __device__ __forceinline__ WeightCopies(const ColumnsParams& p, const ColumnsBlock& block)
+      : row(threadIdx.x / kLanes), lane(threadIdx.x % kLanes) {
+    const Storage* const first = static_cast<const Storage*>(p.weight) + block.group * p.weight_group +
+                                 block.first_channel * p.weight_strides[1] + row * p.weight_strides[0];
+    const int run = block.channels * (kShape.taps_inner ? kShape.all_slots() : 1);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int copy = pass * kLanes + lane;
+      exists[pass] = copy < kCopies && copy % kRun * kElements < run && row < kRows;
+      source[pass] = exists[pass] ? first + offset(p, block, copy) : first;
+    }
   }
 
   // How far from the row's first weight a copy reads.
-  __device__ __forceinline__ i64 offset(int copy) const {
+  static __device__ __forceinline__ i64 offset(const ColumnsParams& p, const ColumnsBlock& block, int copy) {
     if constexpr (kShape.taps_inner) return copy * kElements;
     int slot = copy / kRun;
     i64 offset = copy % kRun * kElements;
@@ -80,32 +99,35 @@ struct WeightCopies {
     return offset;
   }
 
-  __device__ __forceinline__ void copy(int chunk, unsigned stage) const {
-    const int run = block.channels * (kShape.taps_inner ? kShape.all_slots() : 1);
-#pragma unroll 4
-    for (int item = threadIdx.x; item < kItems; item += kThreads) {
-      const int k = item / kCopies;
-      const int copy = item % kCopies;
-      const int channel = chunk * kShape.chunk + k;
-      const bool exists = (kShape.channels % kShape.chunk == 0 || channel < kShape.channels) &&
-                          (kShape.out_channels % kShape.block_channels == 0 || copy % kRun * kElements < run);
-      const Storage* const from = exists ? source + channel * p.weight_strides[0] + offset(copy) : source;
-      const unsigned to = stage + k * kShape.weight_pitch() + copy * kShape.weight_bytes;
-      if constexpr (kShape.weight_bytes == 2) {
-        unsigned word[1];
-        ptx::load_if<2>(exists, from, word);
-        ptx::store_shared_half(to, word[0]);
-      } else {
-        ptx::copy_async<kShape.weight_bytes>(to, from, exists);
+  // Chunks come one after the other.
+  __device__ __forceinline__ void copy(int chunk, unsigned stage) {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const unsigned to = stage + row * kShape.weight_pitch() + (pass * kLanes + lane) * kShape.weight_bytes;
+      if (pass * kLanes + lane < kCopies && (kThreads % kLanes == 0 || row < kRows)) {
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn) {
+          const int k = turn * kRows + row;
+          if (kShape.chunk % kRows != 0 && k >= kShape.chunk) break;
+          const bool wanted = exists[pass] && (!kTail || chunk * kShape.chunk + k < kShape.channels);
+          copy_one(to + turn * kRows * kShape.weight_pitch(),
+                   source[pass] + static_cast<i64>(turn * kRows) * kShape.weight_stride, wanted);
+        }
       }
+      source[pass] += static_cast<i64>(kShape.chunk) * kShape.weight_stride;
+    }
+  }
+
+  static __device__ __forceinline__ void copy_one(unsigned to, const Storage* from, bool wanted) {
+    if constexpr (kShape.weight_bytes == 2) {
+      unsigned word[1];
+      ptx::load_if<2>(wanted, from, word);
+      ptx::store_shared_half(to, word[0]);
+    } else {
+      ptx::copy_async<kShape.weight_bytes>(to, from, wanted);
     }
   }
 };
-
-__device__ __forceinline__ float storage_of(unsigned word, float) { return __uint_as_float(word); }
-__device__ __forceinline__ unsigned short storage_of(unsigned word, unsigned short) {
-  return static_cast<unsigned short>(word);
-}
 
 // The channels of a cell as tensor cores see them.
 __device__ __forceinline__ Cell packed(const float (&values)[4]) {
@@ -128,9 +150,10 @@ struct CellLoads {
   static constexpr int kAll = kShape.slabs() * kCells;
   static constexpr int kItems = (kAll + kThreads - 1) / kThreads;
 
+  static constexpr bool kTail = kShape.channels % kShape.chunk != 0;
+
   const Storage* source[kItems];
   unsigned exists;  // a bit for each
-  i64 channel_step;
   Storage values[kShape.copies_cells ? 1 : kItems][kVector];
 
   // Neighbouring threads read neighbours in memory.
@@ -141,13 +164,12 @@ struct CellLoads {
     return kShape.input_channels_last ? item / kShape.slabs() : item % kCells;
   }
 
-  __device__ __forceinline__ CellLoads(const ColumnsParams& p, const ColumnsBlock& block)
-      : exists(0), channel_step(p.input_channel) {
+  __device__ __forceinline__ CellLoads(const ColumnsParams& p, const ColumnsBlock& block) : exists(0) {
     i64 inner = p.input_cell;
 #pragma unroll
     for (int a = 2; a > kShape.box_axis; --a) inner *= kShape.input[a];
     const Storage* const first = static_cast<const Storage*>(p.input) + block.sample * p.input_batch +
-                                 static_cast<i64>(block.group) * kShape.channels * p.input_channel +
+                                 static_cast<i64>(block.group) * kShape.channels * kShape.channel_stride +
                                  block.first_input * inner;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -156,14 +178,16 @@ struct CellLoads {
       const int sample = cell / kShape.box_cells();
       const bool wanted = item < kAll && sample < block.samples;
       source[i] = wanted ? first + sample * p.input_batch + cell % kShape.box_cells() * p.input_cell +
-                               slab_of(item) * kVector * p.input_channel
+                               static_cast<i64>(slab_of(item) * kVector) * kShape.channel_stride
                          : first;
       exists |= static_cast<unsigned>(wanted) << i;
     }
   }
 
-  // Channels of an item that exist in the next chunk, which is `chunk`.
-  __device__ __forceinline__ int channels_left(int chunk, int i) const {
+  __device__ __forceinline__ bool exists_at(int i) const { return (exists >> i & 1) != 0; }
+
+  // Channels of an item that exist in a chunk.
+  static __device__ __forceinline__ int channels_left(int chunk, int i) {
     return kShape.channels - chunk * kShape.chunk - slab_of(threadIdx.x + i * kThreads) * kVector;
   }
 
@@ -173,23 +197,25 @@ struct CellLoads {
     for (int i = 0; i < kItems; ++i) {
       const int item = threadIdx.x + i * kThreads;
       if (kAll % kThreads != 0 && item >= kAll) break;
-      const bool wanted = (exists >> i & 1) != 0 && channels_left(chunk, i) > 0;
+      const bool wanted = exists_at(i) && (!kTail || channels_left(chunk, i) > 0);
       ptx::copy_async<16>(stage + slab_of(item) * kShape.slab_pitch() + cell_of(item) * 16, source[i], wanted);
-      if (wanted) source[i] += kShape.chunk;
+      source[i] += kShape.chunk;
     }
   }
 
   __device__ __forceinline__ void load(int chunk) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int left = (exists >> i & 1) != 0 ? channels_left(chunk, i) : 0;
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        unsigned word[1];
-        ptx::load_if<sizeof(Storage)>(v < left, source[i] + v * channel_step, word);
-        values[i][v] = storage_of(word[0], Storage{});
+      for (int v = 0; v < kVector; ++v) values[i][v] = 0;
+      if (exists_at(i)) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          if (!kTail || v < channels_left(chunk, i))
+            values[i][v] = source[i][static_cast<i64>(v) * kShape.channel_stride];
+        }
       }
-      source[i] += kShape.chunk * channel_step;
+      source[i] += static_cast<i64>(kShape.chunk) * kShape.channel_stride;
     }
   }
 

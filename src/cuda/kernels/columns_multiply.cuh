@@ -34,7 +34,7 @@ struct WarpColumns {
     first_cell = warp / kShape.row_warps % kShape.cell_warps * kShape.cell_units * kColumnsCellUnit;
     depth = warp / (kShape.row_warps * kShape.cell_warps);
     if constexpr (sizeof(Storage) == 4) {
-      rows_at = lane % 4 * kShape.weight_pitch() + (first_row + lane / 4 * 4) * 4;
+      rows_at = lane % 4 * kShape.weight_pitch() + (first_row + lane / 4 * 2) * 4;
     } else {
       rows_at = (lane / 16 * 8 + lane % 8) * kShape.weight_pitch() + (first_row + lane / 8 % 2 * 8) * 2;
     }
@@ -43,30 +43,25 @@ struct WarpColumns {
 
   __device__ __forceinline__ bool multiplies() const { return kShape.idle_warps == 0 || depth < kShape.depth_warps; }
 
-  // Two tiles of 16 rows. Which row of the unit is which row of a tile is free: a lane loads four neighbours of fp32 at
-  // once, one for each half of each tile.
-  __device__ __forceinline__ void load_rows(unsigned (&a)[2][4], unsigned at) const {
+  // A tile of 16 rows. Which of them is which row of the product is free: a lane loads two neighbours of fp32 at once,
+  // for the two halves, as the registers of the operand lie (and as they stay while they are rounded).
+  __device__ __forceinline__ void load_rows(unsigned (&a)[4], unsigned at) const {
     if constexpr (sizeof(Storage) == 4) {
-      unsigned first[4];
-      unsigned second[4];
-      ptx::load_shared<16>(at, first);
-      ptx::load_shared<16>(at + 4 * kShape.weight_pitch(), second);
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        a[tile][0] = rounded(first[2 * tile]);
-        a[tile][1] = rounded(first[2 * tile + 1]);
-        a[tile][2] = rounded(second[2 * tile]);
-        a[tile][3] = rounded(second[2 * tile + 1]);
-      }
+      unsigned low[2];
+      unsigned high[2];
+      ptx::load_shared_64(at, low);
+      ptx::load_shared_64(at + 4 * kShape.weight_pitch(), high);
+      a[0] = rounded(low[0]);
+      a[1] = rounded(low[1]);
+      a[2] = rounded(high[0]);
+      a[3] = rounded(high[1]);
     } else {
-      ptx::load_matrices_transposed(a[0], at);
-      ptx::load_matrices_transposed(a[1], at + 32);
+      ptx::load_matrices_transposed(a, at);
     }
   }
   static __device__ __forceinline__ int row_of(int tile, int half) {
     const int g = threadIdx.x % 32 / 4;
-    const int unit = tile / 2 * kColumnsRowUnit;
-    return unit + (sizeof(Storage) == 4 ? g * 4 + tile % 2 * 2 + half : tile % 2 * 16 + half * 8 + g);
+    return tile * 16 + (sizeof(Storage) == 4 ? g * 2 + half : half * 8 + g);
   }
 
   __device__ __forceinline__ void add_products(unsigned weights, unsigned cells) {
@@ -85,16 +80,12 @@ struct WarpColumns {
         }
       }
 #pragma unroll
-      for (int unit = 0; unit < kShape.row_units; ++unit) {
-        unsigned a[2][4];
-        load_rows(a, rows_step + unit * kColumnsRowUnit * kShape.element_bytes);
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        unsigned a[4];
+        load_rows(a, rows_step + tile * 16 * kShape.element_bytes);
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-          for (int cell = 0; cell < kCellTiles; ++cell) {
-            multiply(Element{}, sum[2 * unit + tile][cell], a[tile], b[cell / 2][cell % 2 * 2],
-                     b[cell / 2][cell % 2 * 2 + 1]);
-          }
+        for (int cell = 0; cell < kCellTiles; ++cell) {
+          multiply(Element{}, sum[tile][cell], a, b[cell / 2][cell % 2 * 2], b[cell / 2][cell % 2 * 2 + 1]);
         }
       }
     }

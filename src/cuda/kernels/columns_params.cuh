@@ -27,7 +27,9 @@ struct ColumnsShape {
   bool bias;
 
   // How tensors lie in memory.
-  bool taps_inner;  // [input channel][output channel][tap] rather than [input channel][tap][output channel]
+  bool taps_inner;     // [input channel][output channel][tap] rather than [input channel][tap][output channel]
+  int weight_stride;   // from one input channel to the next
+  int channel_stride;  // of the input
   bool input_channels_last;
   bool output_channels_last;
   int weight_bytes;   // of a copy: 16, 8, 4 or 2
@@ -101,7 +103,7 @@ struct ColumnsShape {
   constexpr int cell_stages() const { return copies_cells ? stages : 2; }
   // Columns: [row][cell], after the last stage in the same place.
   constexpr int column_pitch() const {
-    if (element_bytes == 4) return padded_cells() + 2;
+    if (element_bytes == 4) return padded_cells() + 4;
     return (padded_cells() + 23) / 32 * 32 + 8;
   }
   constexpr int shared_bytes() const {
@@ -117,7 +119,6 @@ struct ColumnsParams {
   const void* bias;
   void* output;
   long long input_batch;
-  long long input_channel;
   long long input_cell;  // from one cell to the next, in the order of the axes
   long long weight_group;
   long long weight_strides[5];  // input channel, output channel, depth, height, width
