@@ -30,8 +30,8 @@ std::string initialiser(const ColumnsShape& s) {
           truth(s.input_channels_last) + truth(s.output_channels_last);
   text += number(s.weight_bytes) + truth(s.copies_cells) + number(s.block_channels) + truth(s.one_phase);
   text += number(s.samples) + number(s.box_axis) + number(s.box) + number(s.boxes);
-  text += number(s.row_units) + number(s.cell_units) + number(s.row_warps) + number(s.cell_warps) +
-          number(s.depth_warps) + number(s.idle_warps);
+  text +=
+      number(s.row_units) + number(s.cell_units) + number(s.row_warps) + number(s.cell_warps) + number(s.idle_warps);
   text += number(s.run_channels) + truth(s.stores_runs);
   return text + number(s.chunk) + number(s.stages) + std::to_string(s.blocks_per_multiprocessor) + "}";
 }
@@ -109,7 +109,7 @@ class ColumnsKernel final : public Kernel {
                        std::to_string(s.box_cells()) + " cells";
     text += ", depth " + std::to_string(s.chunk) + " of " + std::to_string(s.channels) + ", " +
             std::to_string(s.stages) + " stages, warps " + std::to_string(s.row_warps) + "x" +
-            std::to_string(s.cell_warps) + "x" + std::to_string(s.depth_warps) + " of " +
+            std::to_string(s.cell_warps) + "x" + std::to_string(kColumnsDepth) + " of " +
             std::to_string(kColumnsRowUnit * s.row_units) + "x" + std::to_string(kColumnsCellUnit * s.cell_units);
     return text + ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
            " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights in place by " +

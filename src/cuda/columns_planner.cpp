@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -158,7 +159,7 @@ long long blocks_of(const ColumnsShape& shape, const Problem& problem) {
 // how many blocks a multiprocessor gets.
 bool complete(ColumnsShape& shape, const DeviceProperties& device, long long most_resident) {
   constexpr int kKiB = 1024;
-  const int least = 2 * shape.step_channels();
+  const int least = kColumnsDepth * shape.step_channels();
   const int deepest = round_up(shape.channels, least);
   shape.chunk = 4 * least;
   const auto is_large = [&] {
@@ -188,45 +189,67 @@ bool complete(ColumnsShape& shape, const DeviceProperties& device, long long mos
   return false;
 }
 
-// Per multiprocessor: products, shared memory and bytes from L2, of which the largest counts, and what a block waits.
+// Instructions of a warp for a chunk, as the compiler makes them.
+double chunk_instructions(const ColumnsShape& shape) {
+  const int lanes = static_cast<int>(std::bit_ceil(static_cast<unsigned>(shape.row_bytes() / shape.weight_bytes)));
+  const int copies =
+      ceil_div(shape.chunk * std::min(lanes, shape.threads()), shape.threads()) * std::max(lanes / shape.threads(), 1);
+  const double cells = cell_items(shape) * (shape.copies_cells ? 4.0 : 3.0 * shape.vector());
+  const bool single = shape.element_bytes == 4;  // rounded on its way to the tensor cores
+  const double rows = 2 * shape.row_units * ((single ? 6.0 : 1.0) + 2 * shape.cell_units);
+  const double columns = shape.cell_units * (single && shape.copies_cells ? 5.0 : 1.0);
+  const double steps = static_cast<double>(shape.chunk) / shape.step_channels() / kColumnsDepth;
+  return 60 + 3 * copies + cells + steps * (rows + columns);
+}
+
+// What a multiprocessor takes for the chunks of the blocks that it has at once: issuing, products, shared memory or
+// bytes from L2, whichever takes longest; then the outputs. Cycles of an instruction and the shares of the peaks are
+// those that were seen on an H200 (docs/notes/columns.md).
 double seconds_of(const ColumnsShape& shape, const Problem& problem, const DeviceProperties& device) {
   constexpr double kClock = 1.7e9;
   constexpr double kLaunch = 3e-6;
-  const double depth = shape.chunks() * shape.chunk;
+  constexpr double kIssue = 4.3;  // cycles of a warp for an instruction
   const double bytes = shape.element_bytes;
   const double half = shape.element_bytes == 2 ? 2 : 1;
+  const auto blocks = static_cast<double>(blocks_of(shape, problem));
+  const double most = std::ceil(blocks / device.multiprocessors);
+  const double together = std::min<double>(most, shape.blocks_per_multiprocessor);
+  const double rounds = std::ceil(most / together);
+  // More than 14 warps wait for each other; schedulers with fewer warps than others wait for those.
+  const int warps = shape.threads() / 32;
+  const double uneven = 0.7 + 0.3 * round_up(warps, 4) / warps;
+  const double schedulers = uneven * std::max(1.0, together * warps / 14);
+
   const double peak = half * device.tf32_rate / 2 / device.multiprocessors / kClock;  // multiply-adds per cycle
-  const double multiply = shape.padded_rows() * depth * shape.padded_cells() / (0.55 * peak);
+  const double multiply = static_cast<double>(shape.padded_rows()) * shape.chunk * shape.padded_cells() / (0.5 * peak);
   const double reads =
-      depth * bytes * (shape.padded_rows() * shape.cell_warps + shape.padded_cells() * shape.row_warps);
-  const double writes = depth * bytes * (shape.rows() + shape.padded_cells());
-  const double loads = shape.copies_cells ? 0 : depth * shape.padded_cells() / 32 * 3;
-  const double shared = (reads + writes) / 128 + loads;
+      bytes * shape.chunk * (shape.padded_rows() * shape.cell_warps + shape.padded_cells() * shape.row_warps);
+  const double writes = bytes * shape.chunk * (shape.rows() + shape.padded_cells());
   // Runs of weights that are no whole sectors read what they do not need.
   const double run = bytes * (shape.taps_inner ? shape.rows() : shape.block_channels);
   const double torn = std::fmod(run, 32) == 0 ? 1 : (run + 24) / run;
-  const double fetched = depth * bytes * (shape.rows() * torn + shape.cells());
-  const double busy = std::max({multiply, shared, fetched / 24}) + 0.25 * (multiply + shared);
-  const double outputs =
-      static_cast<double>(shape.samples) * shape.block_channels * shape.all_places() / shape.threads();
+  const double fetched = bytes * shape.chunk * (shape.rows() * torn + shape.cells());
+  const double chunk = std::max({kIssue * schedulers * chunk_instructions(shape), together * multiply,
+                                 together * (reads + writes) / 100, together * fetched / 24});
   const double taps = std::ceil(static_cast<double>(shape.all_slots()) /
                                 (shape.one_phase ? 1 : shape.stride[0] * shape.stride[1] * shape.stride[2]));
-  const double epilogue = outputs * (40 + 12 * taps);
-  // What a warp issues for a chunk, one instruction every other cycle at best.
-  const double copies =
-      std::ceil(static_cast<double>(shape.chunk) * shape.row_bytes() / shape.weight_bytes / shape.threads());
-  const double products = shape.chunk / shape.step_channels() / shape.depth_warps *
-                          (shape.row_units * (12.0 + 8 * shape.cell_units) + 4 * shape.cell_units);
-  const double issue = 12 * copies + cell_items(shape) * (shape.copies_cells ? 10.0 : 6.0 * shape.vector()) + products;
-  const double latency = 2500 + shape.chunks() * (150 + 2 * issue) + epilogue;
-  const auto blocks = static_cast<double>(blocks_of(shape, problem));
-  const double most = std::ceil(blocks / device.multiprocessors);
-  const double rounds = std::ceil(most / shape.blocks_per_multiprocessor);
-  const double cycles = std::max(most * (busy + 0.5 * epilogue), rounds * fetched / 50) + rounds * latency;
-  const auto all_bytes =
-      bytes * static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
-                                  element_count(problem.weight_sizes()));
-  return kLaunch + std::max(cycles / kClock, 1.2 * all_bytes / device.bandwidth);
+  const double items = std::ceil(static_cast<double>(shape.samples) * shape.block_channels * shape.all_places() /
+                                 shape.run_channels / shape.threads());
+  const double sums = 16.0 * shape.row_units * shape.cell_units;
+  const double epilogue = kIssue * schedulers * (2 * sums + items * (90 + shape.run_channels * (5 + 2 * taps)));
+  const double cycles = rounds * (2000 + 500 * together + shape.chunks() * chunk + epilogue);
+  // Weights come once from memory, in pieces of a run, and again from the cache for other cells.
+  const double pieces = 1 + 0.05 * (std::max(128 / run, 1.0) - 1);
+  const double again =
+      0.15 * (static_cast<double>(shape.boxes) * std::ceil(static_cast<double>(problem.batch) / shape.samples) - 1);
+  const double elements =
+      static_cast<double>(element_count(problem.weight_sizes())) * (pieces + std::min(again, 1.0)) +
+      static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()));
+  // Among equals, the one that multiplies less for nothing.
+  const double used = static_cast<double>(shape.rows()) * shape.cells() / shape.padded_rows() / shape.padded_cells();
+  const double computing = (1.15 - 0.15 * used) * cycles / kClock;
+  const double fetching = 1.3 * bytes * elements / device.bandwidth + 2e-6;
+  return kLaunch + std::max(computing, fetching) + 0.15 * std::min(computing, fetching);
 }
 
 struct CellCut {
@@ -303,13 +326,22 @@ std::string why_no_columns(const Problem& problem, const DeviceProperties& devic
 }
 
 std::string why_rather_no_columns(const Problem& problem, const DeviceProperties& /*device*/) {
-  constexpr std::int64_t kManyWeights = std::int64_t{1} << 19U;
-  constexpr std::int64_t kFewCells = 1024;
+  // Weights worth not being packed; few enough that the L2 cache keeps them for the other samples of a batch.
+  constexpr std::int64_t kManyWeights = 3LL << 18U;
+  constexpr std::int64_t kMostWeights = 1LL << 23U;
   const std::int64_t weights = element_count(problem.weight_sizes());
-  if (weights < kManyWeights) return "made for large weights, got " + std::to_string(weights) + " elements";
+  if (weights < kManyWeights || weights > kMostWeights) {
+    return "made for " + std::to_string(kManyWeights) + " to " + std::to_string(kMostWeights) + " weights, got " +
+           std::to_string(weights);
+  }
+  // Blocks read all weights again for other cells.
+  const std::int64_t most_cells = weights >= kMostWeights / 2 ? 256 : 64;
   std::int64_t cells = 1;
   for (const Axis& axis : problem.axes) cells *= axis.input;
-  if (cells > kFewCells) return "made for images of few cells, got " + std::to_string(cells);
+  if (cells > most_cells) {
+    return "made for images of at most " + std::to_string(most_cells) + " cells with such weights, got " +
+           std::to_string(cells);
+  }
   if (problem.in_channels_per_group() < 64)
     return "made for many input channels, got " + std::to_string(problem.in_channels_per_group());
   return {};
@@ -345,9 +377,7 @@ std::vector<ColumnsCandidate> columns_candidates(const Problem& problem, const D
       for (const CellCut& cut : cuts) {
         std::tie(shape.samples, shape.box, shape.boxes) = std::tie(cut.samples, cut.box, cut.boxes);
         for (shape.row_units = 1; shape.row_units <= 2; ++shape.row_units) {
-          for (shape.cell_units = 1; shape.cell_units <= 4; ++shape.cell_units) {
-            for (shape.depth_warps = 1; shape.depth_warps <= 2; ++shape.depth_warps) consider(shape);
-          }
+          for (shape.cell_units = 1; shape.cell_units <= 4; ++shape.cell_units) consider(shape);
         }
       }
     }

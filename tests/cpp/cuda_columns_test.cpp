@@ -49,8 +49,7 @@ struct EmulatedColumns : testing::Test {
     for (const ColumnsCandidate& candidate : candidates) {
       const ColumnsShape& shape = candidate.shape;
       if (!kinds
-               .insert(
-                   {shape.one_phase, shape.boxes > 1, shape.depth_warps > 1, shape.row_warps > 1, shape.cell_warps > 1})
+               .insert({shape.one_phase, shape.boxes > 1, shape.samples > 1, shape.row_warps > 1, shape.cell_warps > 1})
                .second)
         continue;
       EXPECT_EQ(data.fails(propose_columns(problem, test::gpu(arch), candidate)), "");
@@ -177,7 +176,7 @@ TEST(Columns, CutsFit) {
         EXPECT_LE(static_cast<std::size_t>(shape.shared_bytes()), test::gpu(arch).shared_bytes_per_block);
         EXPECT_GE(shape.padded_rows(), shape.rows());
         EXPECT_GE(shape.padded_cells(), shape.cells());
-        EXPECT_EQ(shape.chunk % (shape.depth_warps * shape.step_channels()), 0);
+        EXPECT_EQ(shape.chunk % (kColumnsDepth * shape.step_channels()), 0);
         EXPECT_EQ(shape.row_bytes() % shape.weight_bytes, 0);
       }
     }

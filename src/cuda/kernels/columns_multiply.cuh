@@ -41,7 +41,7 @@ struct WarpColumns {
     cells_at = lane / 8 % 2 * kShape.slab_pitch() + (first_cell + lane / 16 * 8 + lane % 8) * 16;
   }
 
-  __device__ __forceinline__ bool multiplies() const { return kShape.idle_warps == 0 || depth < kShape.depth_warps; }
+  __device__ __forceinline__ bool multiplies() const { return kShape.idle_warps == 0 || depth < kColumnsDepth; }
 
   // A tile of 16 rows. Which of them is which row of the product is free: a lane loads two neighbours of fp32 at once,
   // for the two halves, as the registers of the operand lie (and as they stay while they are rounded).
@@ -66,8 +66,8 @@ struct WarpColumns {
 
   __device__ __forceinline__ void add_products(unsigned weights, unsigned cells) {
 #pragma unroll
-    for (int turn = 0; turn < kSteps / kShape.depth_warps; ++turn) {
-      const int step = turn * kShape.depth_warps + depth;
+    for (int turn = 0; turn < kSteps / kColumnsDepth; ++turn) {
+      const int step = turn * kColumnsDepth + depth;
       const unsigned cells_step = cells + cells_at + step * 2 * kShape.slab_pitch();
       const unsigned rows_step = weights + rows_at + step * kShape.step_channels() * kShape.weight_pitch();
       unsigned b[kShape.cell_units][4];
@@ -95,7 +95,7 @@ struct WarpColumns {
   __device__ __forceinline__ void add_up(float* columns) const {
     float* const own = columns + first_cell + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int turn = kShape.depth_warps - 1; turn >= 0; --turn) {
+    for (int turn = kColumnsDepth - 1; turn >= 0; --turn) {
       __syncthreads();
       if (depth != turn) continue;
 #pragma unroll
@@ -107,7 +107,7 @@ struct WarpColumns {
           for (int cell = 0; cell < kCellTiles; ++cell) {
             float2* const pair = reinterpret_cast<float2*>(line + cell * 8);
             float2 value = {sum[tile][cell][2 * half], sum[tile][cell][2 * half + 1]};
-            if (turn < kShape.depth_warps - 1) {
+            if (turn < kColumnsDepth - 1) {
               const float2 others = *pair;
               value.x += others.x;
               value.y += others.y;

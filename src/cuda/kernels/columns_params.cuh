@@ -8,6 +8,8 @@
 
 #include "params.cuh"
 
+// Warps that share a sum, in turn a step each: a constant, since it sets the order of the sums.
+constexpr int kColumnsDepth = 2;
 constexpr int kColumnsRowUnit = 32;   // rows of a warp: two products of 16
 constexpr int kColumnsCellUnit = 16;  // cells of a warp: two products of 8
 
@@ -46,7 +48,6 @@ struct ColumnsShape {
   int cell_units;
   int row_warps;
   int cell_warps;
-  int depth_warps;   // that share a sum, in turn a step each; it sets the order of the sums
   int idle_warps;    // that only load
   int run_channels;  // of a thread's outputs
   bool stores_runs;  // which lie side by side and leave as one store
@@ -57,8 +58,8 @@ struct ColumnsShape {
   // Elements of 16 bytes: the channels of a slab of cells.
   constexpr int vector() const { return 16 / element_bytes; }
   constexpr int slabs() const { return chunk / vector(); }
-  constexpr int step_channels() const { return 2 * vector(); }                  // the depth of a product
-  constexpr int warps() const { return row_warps * cell_warps * depth_warps; }  // that multiply
+  constexpr int step_channels() const { return 2 * vector(); }                    // the depth of a product
+  constexpr int warps() const { return row_warps * cell_warps * kColumnsDepth; }  // that multiply
   constexpr int threads() const { return 32 * (warps() + idle_warps); }
   constexpr int chunks() const { return (channels + chunk - 1) / chunk; }
 
