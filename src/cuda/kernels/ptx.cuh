@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&out)[4], unsigned addre
                : "memory");
 }
 
-// The same, each matrix transposed: a lane gets two neighbouring rows of one column.
+// The same, each matrix with its rows and columns exchanged.
 __device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
