@@ -244,6 +244,9 @@ _REDUCE = BatchRule({"batch": "batch", "tiles[0]": _TILES}, samples="kShape.tile
 _BLOCKS = "ceil_div(batch * {planes}, {ns}::kPlanes) * {grid_per_planes}"
 
 BATCH_RULES = {
+    "tconv_columns": BatchRule(
+        {"batch": "batch", "tiles[0]": _TILES}, _TILES + " * {grid_per_tile}", samples="kShape.samples"
+    ),
     "tconv_tile": BatchRule(
         {"batch": "batch", "tiles[0]": _TILES},
         _TILES + " * {grid_per_tile}",

@@ -192,6 +192,8 @@ the bias is the sum of dy.
 
 # What each family of kernels does, for a reader of an exported file.
 _FAMILIES = {
+    "columns": "few pixels and large weights: a matrix product on tensor cores of the weights as they lie, rows "
+    "(output channel, tap), and the cells of the input; then outputs add up what their taps find in shared memory.",
     "tile": "a matrix product on tensor cores: rows are output channels (of several phases, where that fills a tile), "
     "columns are cells of the output, and the depth is (tap, input channel). A block keeps a patch of the input in "
     "shared memory, in which a tap is one shift, and reads weights that a first small kernel has put in its order.",

@@ -54,6 +54,9 @@ struct Family {
   bool exclusive = false;
   // A family that can cut a problem in several ways: the way at `index` of its list, best first, 0 being propose's.
   Proposal (*propose_cut)(const Problem& problem, const DeviceProperties& device, int index) = nullptr;
+  // Why it should leave a problem to others although it could compute it, or empty: asked where it is not forced. Like
+  // what it accepts, that may not depend on the batch.
+  std::string (*why_rather_not)(const Problem& problem, const DeviceProperties& device) = nullptr;
 };
 
 // Asks every family in turn and keeps the first that accepts or, where families state expected times, the fastest;

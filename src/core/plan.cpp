@@ -138,6 +138,12 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
       continue;
     }
     known = true;
+    if (force.empty() && family.why_rather_not != nullptr) {
+      if (std::string reason = family.why_rather_not(joined, device); !reason.empty()) {
+        plan.declined.push_back({std::string(family.name), std::move(reason)});
+        continue;
+      }
+    }
     Proposal proposal = propose(family, joined, device, forced.cut);
     if (proposal.kernel == nullptr) {
       plan.declined.push_back({std::string(family.name), proposal.declined});

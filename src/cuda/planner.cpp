@@ -2,6 +2,7 @@
 #include <array>
 
 #include "core/family.h"
+#include "cuda/columns.h"
 #include "cuda/depthwise_weight.h"
 #include "cuda/direct.h"
 #include "cuda/general.h"
@@ -12,8 +13,9 @@
 namespace tconv::cuda {
 
 std::span<const Family> families() {
-  static constexpr std::array<Family, 6> kFamilies{{
+  static constexpr std::array<Family, 7> kFamilies{{
       {"group", propose_group, /*exclusive=*/true},
+      {"columns", propose_columns, /*exclusive=*/true, propose_columns_cut, why_rather_no_columns},
       {"tile", propose_tile, /*exclusive=*/true, propose_tile_cut},
       {"direct", propose_direct, /*exclusive=*/true, propose_direct_cut},
       {"reduce", propose_reduce, /*exclusive=*/false, propose_reduce_cut},

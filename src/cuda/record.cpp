@@ -5,6 +5,7 @@
 #include "core/family.h"
 #include "cuda/device.h"
 #include "cuda/jit_kernel.h"
+#include "cuda/kernels/columns_params.cuh"
 #include "cuda/kernels/direct_depthwise_params.cuh"
 #include "cuda/kernels/direct_gradient_depthwise_params.cuh"
 #include "cuda/kernels/general_params.cuh"
@@ -27,6 +28,7 @@ namespace {
 // The sizes of a kernel's parameters.
 std::vector<std::size_t> parameter_sizes(std::string_view entry) {
   static const std::pair<std::string_view, std::vector<std::size_t>> kSizes[] = {
+      {"tconv_columns", {sizeof(ColumnsParams)}},
       {"tconv_tile", {sizeof(TileParams)}},
       {"tconv_tile_pack", {sizeof(TileParams), sizeof(void*)}},
       {"tconv_direct", {sizeof(DirectArguments)}},

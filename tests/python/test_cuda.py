@@ -43,7 +43,7 @@ def precision(request):
 def draw(rng: random.Random, family: str) -> Case:
     rank = rng.choice((1, 2, 2, 3))
     groups = rng.choice((1, 1, 1, 2, 3, 5))
-    if family == "tile":
+    if family in ("tile", "columns"):
         inputs, outputs = rng.choice((16, 17, 20, 24, 40, 64, 100)), rng.choice((1, 3, 8, 13, 16, 32, 48, 65, 130))
     elif rng.random() < 0.4:
         inputs, outputs, groups = 1, 1, rng.choice((1, 5, 16, 33))
@@ -79,6 +79,8 @@ def on_gpu(case: Case, dtype: torch.dtype, rng: random.Random):
         x = padded[..., 1:-2]
     if rng.random() < 0.3:
         w = w.transpose(0, 1).contiguous().transpose(0, 1)
+    elif case.rank > 1 and rng.random() < 0.4:
+        w = w.to(memory_format=CHANNELS_LAST[case.rank])
     return x, w, b
 
 
@@ -98,7 +100,7 @@ def check(case: Case, x, w, b, actual: torch.Tensor, tf32: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["direct", "tile", "general"])
+@pytest.mark.parametrize("family", ["direct", "tile", "columns", "general"])
 def test_random_problems(family, precision):
     dtype, tf32 = precision
     rng = random.Random(f"{family} {dtype} {tf32}")
@@ -114,7 +116,9 @@ def test_random_problems(family, precision):
                 continue
         check(case, x, w, b, actual, tf32 and family != "general" and family != "direct")
         ran += 1
-    declines_all = family == "tile" and dtype == torch.float64
+    declines_all = (family == "tile" and dtype == torch.float64) or (
+        family == "columns" and (dtype == torch.float64 or (dtype == torch.float32 and not tf32))
+    )
     assert ran == 0 if declines_all else ran > max(COUNT // 5, 1) // 3
 
 

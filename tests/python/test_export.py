@@ -125,6 +125,21 @@ def test_kernels_compute_forward_and_gradients_for_any_batch(layer, shape, gpu, 
     assert call.made_for is module.LAYERS[0]
 
 
+def test_few_pixels_and_large_weights_for_any_batch(tmp_path):
+    layer = nn.ConvTranspose2d(256, 192, 4, 2, 1)
+    path = export_layer(layer, (2, 256, 2, 2), tmp_path)
+    assert "forward, columns" in path.read_text()
+    module = load_emulated(path, "hopper", tf32=True)
+    new = module.ModelNew()
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.copy_(few_values(parameter.shape))
+        layer.load_state_dict(new.state_dict())
+        for batch in (2, 1, 5):
+            x = few_values((batch, 256, 2, 2))
+            torch.testing.assert_close(new(x).double(), layer.double()(x.double()), rtol=0, atol=0)
+
+
 def geometry(layer: nn.Module) -> tuple:
     return (layer.stride, layer.padding, layer.output_padding, layer.dilation, layer.groups)
 
