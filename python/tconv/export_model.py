@@ -130,7 +130,8 @@ def layers_called(model: nn.Module, inputs: Iterable[Any]) -> tuple[FoundLayer, 
     """
     if not any(isinstance(layer, _KINDS) for layer in model.modules()):
         raise ExportError(
-            f"{type(model).__name__} has no transposed convolution: it must own an nn.ConvTranspose1d, 2d or 3d"
+            f"{type(model).__name__} has no transposed convolution: it must own an nn.ConvTranspose1d, 2d or 3d "
+            "(functional calls are left as they are)"
         )
     _refuse_spectral_norm(model)
     meta = copy.deepcopy(model).to("meta")

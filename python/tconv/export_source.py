@@ -18,6 +18,7 @@ LAYERS = {
     "ConvTranspose3d": nn.ConvTranspose3d,
 }
 NEW_NAME = "ModelNew"
+_IMPORTED = {"torch": "torch", "nn": "torch.nn"}  # what every exported file imports, of what models do
 
 
 class ExportError(ValueError):
@@ -34,6 +35,15 @@ def defined_names(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     return {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+
+
+def imported_meanings(node: ast.stmt) -> dict[str, str]:
+    """What the names that an import gives a meaning stand for: a module, or a name in one."""
+    if isinstance(node, ast.Import):
+        return {a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names}
+    if isinstance(node, ast.ImportFrom):
+        return {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return {}
 
 
 def _global_names(table: symtable.SymbolTable) -> set[str]:
@@ -108,11 +118,8 @@ def rewritten_source(source: str, name: str) -> str:
         if isinstance(statement, ast.ImportFrom) and any(alias.name in LAYERS for alias in statement.names):
             pieces.append(_without_layers(statement))
             continue
-        if isinstance(statement, ast.Import | ast.ImportFrom) and ast.unparse(statement) in (
-            "import torch",
-            "import torch.nn as nn",
-            "from torch import nn",
-        ):
+        meanings = imported_meanings(statement)
+        if meanings and meanings.items() <= _IMPORTED.items():
             continue  # the file has them already
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             continue

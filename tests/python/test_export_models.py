@@ -116,6 +116,20 @@ def test_names_are_replaced_wherever_they_come_from():
     assert "class ModelNew(ConvTranspose3d):" in text
 
 
+def test_imports_may_share_a_statement(tmp_path):
+    path, output = tmp_path / "model.py", tmp_path / "o.py"
+    for before, after in (
+        ("import torch\nimport torch.nn as nn\n", "import torch, torch.nn as nn\n"),
+        ("import torch.nn.functional as F\n", "import torch, torch.nn.functional as F\n"),
+        ("import torch.nn as nn\n", "from torch import nn, Tensor\n"),
+    ):
+        path.write_text(MODEL.replace(before, after))
+        assert main(["export", "--model", str(path), "-o", str(output)]) == 0, after
+        load_exported(output)
+    path.write_text(MODEL.replace("import math\n", "import cmath as math\n"))
+    assert main(["export", "--model", str(path), "-o", str(output)]) == 2
+
+
 def test_a_sequence_of_layers_is_exported(tmp_path):
     model = nn.Sequential(nn.ConvTranspose2d(2, 4, 2, 2), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()))
     model.add_module("last", nn.ConvTranspose2d(4, 1, 3, bias=False))
