@@ -70,8 +70,15 @@ def _needed_statements(tree: ast.Module, tables: symtable.SymbolTable, name: str
                 parts = [*node.decorator_list, *getattr(node, "bases", []), *getattr(node, "keywords", [])]
                 if isinstance(node, ast.FunctionDef):
                     parts.append(node.args)
+            parts += _annotations(node)
             wanted.extend(inner.id for part in parts for inner in ast.walk(part) if isinstance(inner, ast.Name))
     return [node for node in tree.body if node in needed]
+
+
+def _annotations(node: ast.stmt) -> list[ast.AST]:
+    """The types that are named anywhere in a statement. The exported file evaluates them, whatever the original did."""
+    inner = list(ast.walk(node))
+    return [part for one in inner for part in (getattr(one, "annotation", None), getattr(one, "returns", None)) if part]
 
 
 def _torch_names(tree: ast.Module) -> set[str]:

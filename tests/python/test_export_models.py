@@ -130,6 +130,42 @@ def test_imports_may_share_a_statement(tmp_path):
     assert main(["export", "--model", str(path), "-o", str(output)]) == 2
 
 
+ANNOTATED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Optional
+import torch
+from torch import nn, Tensor
+
+@dataclass
+class Sizes:
+    channels: int = 4
+    kernel: Optional[int] = 3
+
+class Model(nn.Module):
+    def __init__(self, sizes: Optional[Sizes] = None):
+        super().__init__()
+        sizes = sizes or Sizes()
+        self.up = nn.ConvTranspose2d(sizes.channels, 2, sizes.kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x)
+
+def get_inputs():
+    return [torch.from_numpy(torch.rand(2, 4, 3, 3).numpy())]  # does not work on the meta device
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_types_that_are_named_come_along(tmp_path):
+    path, output = write_model(tmp_path, ANNOTATED), tmp_path / "o.py"
+    assert main(["export", "--model", str(path), "-o", str(output)]) == 0
+    exec(output.read_text(), {})
+    assert "The layer: n2 c4->2 i3x3 k3x3 with bias, float32" in output.read_text()
+
+
 def test_a_sequence_of_layers_is_exported(tmp_path):
     model = nn.Sequential(nn.ConvTranspose2d(2, 4, 2, 2), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()))
     model.add_module("last", nn.ConvTranspose2d(4, 1, 3, bias=False))
