@@ -32,7 +32,8 @@ def test_a_file_stands_alone(exported):
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
-    assert imported == {"contextlib", "functools", "hashlib", "inspect", "math", "re", "struct", "subprocess", "torch"}
+    standard = {"contextlib", "functools", "hashlib", "inspect", "math", "re", "struct", "subprocess", "tempfile"}
+    assert imported == standard | {"torch", "unittest"}
     code = ast.unparse(tree)
     assert "functional" not in code
     assert "nn.ConvTranspose" not in code.replace(ast.get_docstring(tree), "").replace('"""nn.ConvTranspose', "")
@@ -89,8 +90,10 @@ def test_every_piece_has_its_files_and_functions(exported):
 def test_the_kernels_fit_gpu_and_compiler(exported, capability, toolkit, expected):
     module = load_exported(exported)
     assert module.choose_gpu(capability, toolkit) == expected
-    assert any("90a" in flag for flag in module.compiler_flags("hopper"))
-    assert not any("90" in flag for flag in module.compiler_flags("ampere"))
+    module.accepted = lambda *flags: flags
+    assert "-gencode=arch=compute_90a,code=sm_90a" in module.compiler_flags("hopper")
+    assert "--sharedmem32=0" in module.compiler_flags("hopper")
+    assert not any("90" in flag or "sharedmem" in flag for flag in module.compiler_flags("ampere"))
 
 
 def test_what_load_inline_is_asked(exported, monkeypatch):
@@ -98,12 +101,15 @@ def test_what_load_inline_is_asked(exported, monkeypatch):
     asked = {}
 
     def load_inline(name, cpp_sources, cuda_sources, **options):
-        asked.update(options, name=name, cpp=cpp_sources[0], cuda=cuda_sources[0])
+        architectures = module.cpp_extension._get_cuda_arch_flags(["-O3"])
+        asked.update(options, name=name, cpp=cpp_sources[0], cuda=cuda_sources[0], architectures=architectures)
 
     monkeypatch.setattr(module.cpp_extension, "load_inline", load_inline)
+    monkeypatch.setattr(module, "accepted", lambda *flags: flags)
     made = module.LAYERS[0]["sets"]
     module.compile_set(module.pieces_for(module.FORWARD, made["hopper", "tf32"]), "hopper")
     assert asked["functions"] == ["run", "workspace"]
+    assert asked["architectures"] == []  # none of PyTorch's own beside these
     assert "no_implicit_headers" not in asked  # this one does not know the option
     assert "-gencode=arch=compute_90a,code=sm_90a" in asked["extra_cuda_cflags"]
     assert "std::string run(int direction" in asked["cpp"]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 
 import pytest
 
+from exported_emulation import ROOT
 from tconv import export_record, exporter
 from tconv.problems import select_problems
 
 
-@pytest.mark.parametrize("name", ["kb57", "kb64", "kb72", "kb77", "kb81", "BigVGAN*", "UNet.up3"])
+@pytest.mark.parametrize("name", ["kb57", "kb64", "kb72", "kb73", "kb77", "kb81", "BigVGAN*", "UNet.up3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_parameters_depend_on_the_batch_as_stated(name, dtype):
     """What the planner records for other batches is what the expressions say, wherever it chooses the same kernel."""
@@ -36,6 +38,12 @@ def test_parameters_depend_on_the_batch_as_stated(name, dtype):
                     parts = values.get("parts", 1), others.get("parts", 1)
                     assert one.grid[0] * parts[1] == two.grid[0] * parts[0]
     assert compared >= 1
+
+
+def test_every_kernel_has_a_rule():
+    recorded = set(re.findall(r'{"(tconv_\w+)", {sizeof', (ROOT / "src" / "cuda" / "record.cpp").read_text()))
+    for_any_layer = {"tconv_general", "tconv_general_weight", "tconv_general_weight_finish", "tconv_grad_bias"}
+    assert recorded - for_any_layer == set(export_record.BATCH_RULES)
 
 
 def test_structures_are_read_by_their_declarations():
