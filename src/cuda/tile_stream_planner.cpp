@@ -124,17 +124,33 @@ int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned
   if (shape.output_channels_last && aligned) return channel_vector_of(shape, strides);
   const Axis& width = problem.axes[2];
   const int vector = shape.output_step(2);
-  if (!aligned || !shape.stays || shape.element_bytes != 4 || strides[4] != 1 || (vector != 2 && vector != 4)) return 0;
+  const bool whole_words =
+      vector * shape.element_bytes >= 4 && vector <= shape.vector() && shape.vector() % vector == 0;
+  if (!aligned || !shape.stays || strides[4] != 1 || vector == 1 || !whole_words) return 0;
   if (shape.span[2] != vector || shape.block_channels % 8 != 0) return 0;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.slots[a] != shape.span[a]) return 0;  // outputs without a tap are no sums
   }
   // A sector that two warps write in parts costs a read, too: rows of the tensor and of a block begin with whole ones.
-  constexpr int kSector = 8;
-  bool fits = width.output() % kSector == 0 && width.pad_begin % kSector == 0;
-  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % kSector == 0;
-  fits = fits && (shape.tile[3] * vector % kSector == 0 || shape.tile[3] >= tile_cells(problem, 2));
+  const int sector = 32 / shape.element_bytes;
+  bool fits = width.output() % sector == 0 && width.pad_begin % sector == 0;
+  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % sector == 0;
+  fits = fits && (shape.tile[3] * vector % sector == 0 || shape.tile[3] >= tile_cells(problem, 2));
   return fits ? vector : 0;
+}
+
+// How many neighbours of a row can leave shared memory together: whole vectors, all inside or all outside.
+int row_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
+  const Strides& strides = tile_output_strides(problem);
+  if (!aligned || shape.output_channels_last || shape.output_step(2) != 1 || strides[4] != 1) return 1;
+  const Axis& width = problem.axes[2];
+  const std::int64_t outputs = shape.gradient ? width.input : width.output();
+  for (int vector = shape.vector(); vector > 1; vector /= 2) {
+    bool fits = outputs % vector == 0 && shape.tile[3] % vector == 0;
+    for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % vector == 0;
+    if (fits) return vector;
+  }
+  return 1;
 }
 
 constexpr int kLeastRegisters = 64;        // at a kernel's start
@@ -274,6 +290,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           shape.lead = lead_of(problem, shape);
           shape.stays = shape.depth_blocks == 1;
           shape.store_vector = store_vector_of(problem, shape, aligned);
+          shape.row_vector = row_vector_of(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;

@@ -215,28 +215,31 @@ void sync_first_threads() {
   tconv::test::BlockEmulator::first_threads(kThreads);
 }
 
-// How many phases have ended, who still has to arrive in this one, and bytes announced that have not come yet.
+// Bytes announced that have not come yet, how many phases have ended (modulo 2), and who still has to arrive in this
+// one.
+constexpr int kMostArrivals = 1024;
 struct Barrier {
   std::int32_t bytes;
-  std::uint16_t phases;
-  std::uint8_t missing;
-  std::uint8_t arrivals;
+  std::uint32_t phases : 1;
+  std::uint32_t missing : 15;
+  std::uint32_t arrivals : 16;
 };
 static_assert(sizeof(Barrier) == 8);
-inline void update_barrier(unsigned address, int bytes, int arrived) {
+inline void update_barrier(unsigned address, int bytes, unsigned arrived) {
   auto barrier = emulation::read<Barrier>(address);
   barrier.bytes += bytes;
   if (arrived > barrier.missing) throw std::runtime_error("more arrivals at a barrier than it waits for");
-  barrier.missing = static_cast<std::uint8_t>(barrier.missing - arrived);
+  barrier.missing = (barrier.missing - arrived) & 0x7fffU;
   if (barrier.missing == 0 && barrier.bytes == 0) {
-    ++barrier.phases;
-    barrier.missing = barrier.arrivals;
+    barrier.phases ^= 1U;
+    barrier.missing = barrier.arrivals & 0x7fffU;
   }
   std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
 inline void init_barrier(unsigned address, int arrivals) {
-  if (arrivals < 1 || arrivals > 255) throw std::runtime_error("barriers of that many arrivals are not emulated");
-  const Barrier barrier{0, 0, static_cast<std::uint8_t>(arrivals), static_cast<std::uint8_t>(arrivals)};
+  if (arrivals < 1 || arrivals > kMostArrivals) throw std::runtime_error("more arrivals than a block has threads");
+  const auto all = static_cast<std::uint32_t>(arrivals);
+  const Barrier barrier{.bytes = 0, .phases = 0, .missing = all & 0x7fffU, .arrivals = all & 0xffffU};
   std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
 inline void arrive(unsigned address) { update_barrier(address, 0, 1); }
@@ -244,7 +247,7 @@ inline void arrive_after_copies(unsigned address) { update_barrier(address, 0, 1
 inline void publish_barriers() {}
 inline void expect_bytes(unsigned address, int bytes) { update_barrier(address, bytes, 1); }
 inline void wait_barrier(unsigned address, int parity) {
-  while (emulation::read<Barrier>(address).phases % 2 == parity)
+  while (emulation::read<Barrier>(address).phases == static_cast<unsigned>(parity))
     tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::poll);
 }
 inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {

@@ -75,6 +75,7 @@ struct TileShape {
   // the cells of a warp fill whole sectors, or (channels-last) of neighbouring channels. 0: outputs pass through shared
   // memory.
   int store_vector;
+  int row_vector;  // outputs of a row that leave shared memory by one store
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -185,6 +186,7 @@ struct TileShape {
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
   }
+  constexpr bool stores_vectors() const { return store_vector > 1 || row_vector > 1; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }

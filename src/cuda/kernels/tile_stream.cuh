@@ -277,11 +277,6 @@ struct StreamReader {
     return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
   }
 
-  static __device__ __forceinline__ void give_back(unsigned barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
-  }
-
   // One item: multiplies its fragments while those of the next one are loaded.
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
                                        int item) {
@@ -304,11 +299,11 @@ struct StreamReader {
   }
 
   __device__ __forceinline__ void give_back_input() {
-    give_back(barriers.input_empty(input.slot));
+    ptx::arrive(barriers.input_empty(input.slot));
     input.advance();
   }
   __device__ __forceinline__ void give_back_weights() {
-    give_back(barriers.weight_empty(released));
+    ptx::arrive(barriers.weight_empty(released));
     released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
