@@ -6,7 +6,7 @@
 Every set of kernels goes through NVRTC 11.7, 11.8 and 12.0 (Hopper's, which begin with CUDA 12, through 12.0 alone)
 and, where nvcc is installed, through nvcc for both kinds of GPU; the C++ part is compiled as load_inline would write
 it, against the headers of PyTorch 1.13.1, 2.0.0 and the installed one. Wheels are downloaded from PyPI into the folder
-once (1.5 GB, of which 300 MB stay).
+once (1.5 GB, of which 300 MB stay). `--compilers 11.7 12.0` leaves the others out.
 """
 
 from __future__ import annotations
@@ -141,14 +141,20 @@ def main() -> int:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--folder", type=Path, required=True, help="where downloads are kept")
     parser.add_argument("--jobs", type=int, default=2)
+    every = [*NVRTC, "nvcc", "headers"]
+    parser.add_argument("--compilers", nargs="+", choices=every, default=every, help="versions of NVRTC, nvcc, headers")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
 
-    compilers = {v: Nvrtc(v, download(wheel, options.folder, "/lib/")) for v, wheel in NVRTC.items()}
+    wheels = {version: wheel for version, wheel in NVRTC.items() if version in options.compilers}
+    compilers = {v: Nvrtc(v, download(wheel, options.folder, "/lib/")) for v, wheel in wheels.items()}
+    nvcc = "nvcc" in options.compilers and shutil.which("nvcc")
     platforms = [f"--platform=manylinux{tag}_x86_64" for tag in ("1", "2014", "_2_17")]
     old = ["--python-version=3.10", "--only-binary=:all:", *platforms]
     headers = {Path(torch.__file__).parent / "include": ("PyTorch " + torch.__version__, "c++17")}
-    for version, standard in PYTORCH.items():
+    if "headers" not in options.compilers:
+        headers = {}
+    for version, standard in PYTORCH.items() if headers else ():
         unpacked = download(f"torch=={version}", options.folder, "torch/include/", *old)
         headers[unpacked / "torch/include"] = ("PyTorch " + version, standard)
 
@@ -168,7 +174,7 @@ def main() -> int:
             folder.mkdir()
             for gpu, pieces in sets_of(module):
                 name = f"{path.name}: {gpu} {', '.join(pieces)}"
-                if shutil.which("nvcc"):
+                if nvcc:
                     key = ("nvcc", gpu, text_of(module, pieces))
                     add(f"{name}: nvcc", key, nvcc_complaint, module, gpu, pieces, folder)
                 launch, module.FILES["launch.cuh"] = module.FILES["launch.cuh"], DEVICE_ONLY

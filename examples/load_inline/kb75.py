@@ -71,6 +71,8 @@ import math
 import re
 import struct
 import subprocess
+import tempfile
+from unittest import mock
 
 import torch
 from torch import nn
@@ -113,6 +115,18 @@ def toolkit_version():
     return tuple(map(int, re.search(r"release (\d+)\.(\d+)", text).groups()))
 
 
+@functools.lru_cache(None)
+def accepted(*flags):
+    """The flags, if nvcc takes them; none otherwise."""
+    if cpp_extension.CUDA_HOME is None:
+        return ()
+    with tempfile.TemporaryDirectory() as folder, open(folder + "/empty.cu", "w"):
+        command = [cpp_extension.CUDA_HOME + "/bin/nvcc", *flags, "-ptx", "empty.cu", "-o", "empty.ptx"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        failed = subprocess.run(command, cwd=folder, **quiet).returncode
+    return () if failed else flags
+
+
 def capability_of(device):
     return torch.cuda.get_device_capability(device)
 
@@ -127,7 +141,8 @@ def choose_gpu(capability, toolkit):
 def compiler_flags(gpu):
     flags = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "-w"]
     if gpu == "hopper":
-        return [*flags, "-gencode=arch=compute_90a,code=sm_90a"]
+        # Shared memory by pointers of 64 bits, as NVRTC has them: ptxas orders the products better.
+        return [*flags, "-gencode=arch=compute_90a,code=sm_90a", *accepted("-Xcicc", "--sharedmem32=0")]
     if gpu == "ampere":  # code for 8.x, and PTX for what is newer than the compiler
         return [*flags, "-gencode=arch=compute_80,code=[sm_80,compute_80]"]
     return flags
@@ -146,19 +161,24 @@ def compile_set(pieces, gpu):
     host = expand(HOST)
     flags = compiler_flags(gpu)
     name = "tconv_" + hashlib.sha256("\n".join([text, host, *flags]).encode()).hexdigest()[:16]
+    # Many versions of PyTorch add flags for the GPU that they see, even where others are given: 9.0 besides 9.0a.
+    as_they_are = contextlib.nullcontext()
+    if any("-gencode" in flag for flag in flags):
+        as_they_are = mock.patch.object(cpp_extension, "_get_cuda_arch_flags", lambda *_: [], create=True)
     options = {}
     if "no_implicit_headers" in inspect.signature(cpp_extension.load_inline).parameters:
         options["no_implicit_headers"] = True  # none of PyTorch's headers is needed: seconds instead of many
-    return cpp_extension.load_inline(
-        name,
-        [host],
-        [text],
-        functions=["run", "workspace"],
-        extra_cuda_cflags=flags,
-        with_cuda=True,
-        with_pytorch_error_handling=False,
-        **options,
-    )
+    with as_they_are:
+        return cpp_extension.load_inline(
+            name,
+            [host],
+            [text],
+            functions=["run", "workspace"],
+            extra_cuda_cflags=flags,
+            with_cuda=True,
+            with_pytorch_error_handling=False,
+            **options,
+        )
 
 
 # --- Calls ----------------------------------------------------------------------------------------------------------
@@ -374,6 +394,7 @@ class ConvTransposeNd(nn.Module):
     """nn.ConvTranspose: its arguments, parameters, initialisation and state, with the kernels of this file."""
 
     rank = 0
+    last = (None, None)  # sizes and types of the last call, and what it needed
 
     def __init__(
         self,
@@ -453,18 +474,29 @@ class ConvTransposeNd(nn.Module):
         if torch.is_autocast_enabled() and x.is_cuda and x.dtype != torch.float64:
             dtype = torch.get_autocast_gpu_dtype()
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        dtype, device = x.dtype, x.device
-        if dtype not in ELEMENTS:
-            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {dtype}")
-        if weight.dtype != dtype or weight.device != device:
-            self.refuse("weight", weight, x)
-        if bias is not None and (bias.dtype != dtype or bias.device != device):
+        # A call like the last one was checked then: short kernels wait for what is done here.
+        asked = (x.shape, x.dtype, x.device, weight.shape, weight.dtype, weight.device)
+        asked += (self.stride, self.padding, self.output_padding, self.dilation, self.groups, output_size)
+        known, call = self.last
+        if asked != known:
+            if x.dim() == self.rank + 1:
+                return self.forward(x.unsqueeze(0), output_size).squeeze(0)
+            call = self.checked_call(x, weight, output_size)
+            self.__dict__["last"] = (asked, call)
+        if bias is not None and (bias.dtype != x.dtype or bias.device != x.device):
             self.refuse("bias", bias, x)
-        if x.dim() == self.rank + 1:
-            return self.forward(x.unsqueeze(0), output_size).squeeze(0)
-        padding = self.output_padding if output_size is None else self.output_padding_for(x, output_size)
-        call = call_of(x.shape, weight.shape, self.stride, self.padding, padding, self.dilation, self.groups)
         return conv_transpose(x, weight, bias, call)
+
+    def checked_call(self, x, weight, output_size):
+        if x.dtype not in ELEMENTS:
+            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {x.dtype}")
+        if weight.dtype != x.dtype or weight.device != x.device:
+            self.refuse("weight", weight, x)
+        padding = self.output_padding if output_size is None else self.output_padding_for(x, output_size)
+        return call_of(x.shape, weight.shape, self.stride, self.padding, padding, self.dilation, self.groups)
+
+    def __getstate__(self):  # copies work out their own
+        return {name: value for name, value in self.__dict__.items() if name != "last"}
 
     def refuse(self, name, tensor, x):
         raise RuntimeError(
@@ -668,31 +700,13 @@ long long forward_workspace(const Layer&) { return 0; }
 PIECES["grad_input_hopper_tf32"] = r"""
 // grad_input, tile: 8 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x16, 16384
 // blocks (2 per multiprocessor), 48 KiB shared, weights packed
-namespace grad_input_1_kernel {
-#include "tile_params.cuh"
-using Element = float;
-__device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
-    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3,
-    true, 2, true, false, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
-__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
-__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-#define kClusterAttribute
-constexpr bool kDenseTaps = true;
-#include "tile_pack.cuh"
-constexpr int kSamples = kShape.tile[0];  // of a block
-#undef kClusterAttribute
-}  // namespace grad_input_1_kernel
-
 namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 2, 1, 8, 1, 1, 2, 15, 3,
-    true, 2, true, false, false, false, false};
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2, 15,
+    3, true, 2, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
@@ -703,6 +717,24 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
+
+namespace grad_input_1_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2, 15,
+    3, true, 2, true, false, false, false, false};
+__device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+constexpr bool kDenseTaps = true;
+#include "tile_pack.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_1_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
   const long long batch = layer.batch;
@@ -859,42 +891,13 @@ long long grad_weight_workspace(const Layer&) { return 4055040; }
 PIECES["grad_input_hopper_strict"] = r"""
 // grad_input, tile: 16 channels by 1x1x8x16 cells, depth 8x15 of 16x15 in 1x3 planes, streams to warpgroups 1x1x1 of
 // 16x128, 16384 blocks (2 per multiprocessor), 98 KiB shared, weights packed
-namespace grad_input_1_kernel {
-#include "tile_params.cuh"
-using Element = float;
-__device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
-    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 2, 1, -1, true, 264, 0, 1, 16, 1, 1, 1, 1, 2, 15, 0, true,
-    2, true, false, true, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
-__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
-__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-#define kClusterAttribute
-#define kTensorCopies 0
-#define kStoresVectors 0
-__device__ __forceinline__ void multiply(float (&d)[2][4], const unsigned (&a)[4], unsigned long long b) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0, %1, "
-    "%2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
- : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-    "+f"(d[1][3])
- : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-constexpr bool kDenseTaps = true;
-#include "tile_pack.cuh"
-constexpr int kSamples = kShape.tile[0];  // of a block
-#undef kClusterAttribute
-#undef kTensorCopies
-#undef kStoresVectors
-}  // namespace grad_input_1_kernel
-
 namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 2, 1, -1, true, 264, 0, 1, 16, 1, 1, 1, 1, 2, 15, 0, true,
-    2, true, false, true, false, false};
+    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 2, 1, -1, true, 264, 0, 4, 1, 16, 1, 1, 1, 1, 2, 15, 0,
+    true, 2, true, false, true, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
@@ -916,6 +919,35 @@ constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kTensorCopies
 #undef kStoresVectors
 }  // namespace grad_input_2_kernel
+
+namespace grad_input_1_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 2, 1, -1, true, 264, 0, 4, 1, 16, 1, 1, 1, 1, 2, 15, 0,
+    true, 2, true, false, true, false, false};
+__device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+#define kTensorCopies 0
+#define kStoresVectors 0
+__device__ __forceinline__ void multiply(float (&d)[2][4], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0, %1, "
+    "%2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
+ : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+    "+f"(d[1][3])
+ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+constexpr bool kDenseTaps = true;
+#include "tile_pack.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+#undef kTensorCopies
+#undef kStoresVectors
+}  // namespace grad_input_1_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
   const long long batch = layer.batch;
@@ -1139,8 +1171,8 @@ namespace grad_input_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 2, 1, 4, 1, 1, 2, 15, 3,
-    true, 2, false, false, false, false, false};
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 2, 1, 4, 1, 1, 2, 15,
+    3, true, 2, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
@@ -1280,31 +1312,13 @@ long long grad_weight_workspace(const Layer&) { return 2949120; }
 PIECES["grad_input_ampere_strict"] = r"""
 // grad_input, tile: 8 channels by 1x1x16x16 cells, depth 8x15 of 16x15 in 1x3 planes, warps 1x8x1 of 16x32, 8192
 // blocks (1 per multiprocessor), 74 KiB shared, weights packed
-namespace grad_input_1_kernel {
-#include "tile_params.cuh"
-using Element = float;
-__device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
-    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3,
-    true, 1, true, false, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
-__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
-__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-#define kClusterAttribute
-constexpr bool kDenseTaps = true;
-#include "tile_pack.cuh"
-constexpr int kSamples = kShape.tile[0];  // of a block
-#undef kClusterAttribute
-}  // namespace grad_input_1_kernel
-
 namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 4, 1, 8, 1, 1, 2, 15, 3,
-    true, 1, true, false, false, false, false};
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1, 1, 2, 15,
+    3, true, 1, true, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
@@ -1315,6 +1329,24 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 }  // namespace grad_input_2_kernel
+
+namespace grad_input_1_kernel {
+#include "tile_params.cuh"
+using Element = float;
+__device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
+    false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1, 1, 2, 15,
+    3, true, 1, true, false, false, false, false};
+__device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
+__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+__constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
+__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
+#define kClusterAttribute
+constexpr bool kDenseTaps = true;
+#include "tile_pack.cuh"
+constexpr int kSamples = kShape.tile[0];  // of a block
+#undef kClusterAttribute
+}  // namespace grad_input_1_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
   const long long batch = layer.batch;
@@ -3269,6 +3301,14 @@ __device__ __forceinline__ void load_matrices(unsigned (&out)[4], unsigned addre
                : "memory");
 }
 
+// The same, each matrix with its rows and columns exchanged.
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_16_async(unsigned shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
@@ -3735,12 +3775,13 @@ struct Ring {
     }
   }
 
-  // By one thread, before the others use the ring.
+  // By one thread, before the others use the ring. Every thread of a warp arrives: racecheck, too, should see the
+  // order.
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
-      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : kShape.loader_warps);
-      ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
+      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : 32 * kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16 + 8, 32 * kShape.team_warps());
     }
     ptx::publish_barriers();
   }
@@ -3762,8 +3803,8 @@ __device__ __forceinline__ void load_stages(const ReduceParams& params, const Re
       ptx::wait_barrier(ring.done(), ring.lap ^ 1);
       loader.arrange(slot, ring.stage());
       publish_stage();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+      ptx::arrive(ring.loaded());
+      __syncwarp();  // all lanes have read the lines that the next copies overwrite
       ring.advance();
     }
     if (index + kRawStages < stages.end) loader.copy(params, block, origin, slot);
@@ -3806,10 +3847,7 @@ __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring,
     ptx::wait_barrier(ring.loaded(), ring.lap);
     team.multiply_stage(ring.stage(), 0, kShape.products());
     team.end_former_stage();
-    if (index > stages.begin) {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::arrive(former);
-    }
+    if (index > stages.begin) ptx::arrive(former);
     former = ring.done();
     ring.advance();
   }
@@ -6002,6 +6040,7 @@ struct TileShape {
   // the cells of a warp fill whole sectors, or (channels-last) of neighbouring channels. 0: outputs pass through shared
   // memory.
   int store_vector;
+  int row_vector;  // outputs of a row that leave shared memory by one store
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -6112,6 +6151,7 @@ struct TileShape {
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
   }
+  constexpr bool stores_vectors() const { return store_vector > 1 || row_vector > 1; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
@@ -6206,6 +6246,12 @@ struct TileShape {
       return 4 * ((words - apart + 31) / 32 * 32 + apart);
     }
     return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
+  }
+  // Whether eight neighbouring columns are eight neighbours in memory at an address of a multiple of 16 bytes, whatever
+  // the distance: then the lanes of a warp name such vectors, and each other's channels come as pairs.
+  constexpr bool names_vectors() const {
+    return streams && !gradient && !input_channels_last && element_bytes == 2 && granule == 8 && lead == 0 &&
+           backs[2] == 1 && tile[3] % 8 == 0;
   }
   constexpr int cell_pitch() const { return slabs * 16 + (tensor_copies ? 0 : 16); }
   // Bytes from one cell to the next along an axis of the box.
@@ -6432,6 +6478,23 @@ __device__ __forceinline__ int output_pad(const TileParams& params, int axis) {
   return kShape.gradient ? 0 : params.pad[axis];
 }
 
+template <int kCount>
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[kCount]) {
+  unsigned words[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
+  ptx::store_words(out, words);
+}
+template <int kCount>
+__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
+  unsigned words[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i)
+    words[i] = kShape.math == TileMath::f16 ? ptx::pack_f16(values[2 * i], values[2 * i + 1])
+                                            : ptx::pack_bf16(values[2 * i], values[2 * i + 1]);
+  ptx::store_words(out, words);
+}
+
 // Offsets in the table of store_channels are small: they count from the first output that the block could have.
 __device__ __forceinline__ long long table_origin(const TileParams& params, const BlockCells& cells) {
   long long origin = 0;
@@ -6563,6 +6626,24 @@ __device__ __forceinline__ float staged_value(const float* staged, int index) {
   return sum;
 }
 
+// Neighbours along the columns.
+template <int kCount>
+__device__ __forceinline__ void staged_values(const float* staged, int index, float (&values)[kCount]) {
+  if constexpr (kCount == 1 || kShape.depth_blocks > 1) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = staged_value(staged, index + i);
+  } else {
+    constexpr int kBytes = kCount == 2 ? 8 : 16;
+#pragma unroll
+    for (int i = 0; i < kCount; i += kBytes / 4) {
+      unsigned words[kBytes / 4];
+      ptx::load_shared<kBytes>(ptx::shared_address(staged + index + i), words);
+#pragma unroll
+      for (int j = 0; j < kBytes / 4; ++j) values[i + j] = __uint_as_float(words[j]);
+    }
+  }
+}
+
 // Of the threads that store: all, or those that have multiplied.
 __device__ __forceinline__ void sync_storing() {
   if constexpr (kShape.streams) {
@@ -6584,7 +6665,9 @@ __device__ __forceinline__ void wait_for_blocks() {
 // them.
 __device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                            int turn, int rank, const float* staged, Element* output) {
-  constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
+  constexpr int kVector = kShape.row_vector;
+  constexpr int kPlaces = kPositions / kVector;
+  constexpr int kAcross = kPlaces >= kThreads ? kThreads : (kPlaces + 31) / 32 * 32;
   constexpr int kBlockTeams = kThreads / kAcross;
   constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
   constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kTurnChannels % kTeams == 0;
@@ -6592,8 +6675,8 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
   const int team = threadIdx.x / kAcross + rank * kBlockTeams;
   const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   const long long stride = params.output_strides[1];
-  for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
-    const Position position = position_of(params, rows, cells, index);
+  for (int index = threadIdx.x % kAcross; index < kPlaces; index += kAcross) {
+    const Position position = position_of(params, rows, cells, index * kVector);
     if (!position.inside) continue;
     Element* out = output + position.place + team * stride;
     const bool has_phase = position.staged >= 0;
@@ -6602,9 +6685,14 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     for (int i = 0; i < (kTurnChannels + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
       if (!kWhole && channel >= channels) break;
-      float result = staged_value(staged, first + i * kTeams * kPitch);
-      if (kHasGaps && !has_phase) result = bias_of(params, rows, turn * kTurnChannels + channel);
-      *out = to_storage(result, Element());
+      float results[kVector];
+      staged_values(staged, first + i * kTeams * kPitch, results);
+      if constexpr (kVector > 1) {
+        store_vector(out, results);
+      } else {
+        if (kHasGaps && !has_phase) results[0] = bias_of(params, rows, turn * kTurnChannels + channel);
+        *out = to_storage(results[0], Element());
+      }
       out += kTeams * stride;
     }
   }
@@ -6740,9 +6828,9 @@ struct CellTeam {
   // Where factors are split: the sum of a few products, on its way to `sum`.
   static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
   float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
-  // Bytes from the box's first element to this thread's two cells and first channel, or (tensor copies) to the cell
-  // whose 16 bytes it names to the others of its warp.
-  static constexpr int kNamed = kShape.tensor_copies ? 1 : 2;
+  // Bytes from the box's first element to this thread's two cells and first channel, or to the 16 bytes that it names
+  // to the others of its warp: channels of a cell (tensor copies), or cells of a channel.
+  static constexpr int kNamed = kShape.tensor_copies || kShape.names_vectors() ? 1 : 2;
   unsigned at[kPlaces][kNamed];
   int first_column;
   static constexpr int depth_team = 0;
@@ -6753,6 +6841,7 @@ struct CellTeam {
     first_column = team * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
     const int channel = kShape.tensor_copies         ? 0
+                        : kShape.names_vectors()     ? (lane % 8 + lane / 16 * 8) * kShape.channel_pitch()
                         : kShape.input_channels_last ? lane % 4 * 4
                         : kShape.window > 1          ? lane % 4 * kPair / kShape.window * kShape.channel_pitch() +
                                                            lane % 4 * kPair % kShape.window * kShape.element_bytes
@@ -6761,7 +6850,10 @@ struct CellTeam {
     for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
       for (int half = 0; half < kNamed; ++half) {
-        const int named = kShape.tensor_copies ? column(i) - lane / 4 + lane % 16 : column(i) + half * 8;
+        const int first = column(i) - lane / 4;
+        const int named = kShape.tensor_copies     ? first + lane % 16
+                          : kShape.names_vectors() ? first + lane / 8 % 2 * 8
+                                                   : column(i) + half * 8;
         const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
         at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
@@ -6797,6 +6889,11 @@ struct CellTeam {
     for (int i = 0; i < kFragments; ++i) {
       if constexpr (kShape.tensor_copies) {
         load_named(out[i], stage + at[kPlaces > 1 ? i : 0][0] + offset + i * kShape.line_step(), step);
+        continue;
+      }
+      if constexpr (kShape.names_vectors()) {
+        ptx::load_matrices_transposed(out[i], stage + at[kPlaces > 1 ? i : 0][0] + offset + i * kShape.line_step() +
+                                                  step * 16 * kShape.channel_pitch());
         continue;
       }
 #pragma unroll
@@ -6947,11 +7044,6 @@ struct StreamReader {
     return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
   }
 
-  static __device__ __forceinline__ void give_back(unsigned barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
-  }
-
   // One item: multiplies its fragments while those of the next one are loaded.
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
                                        int item) {
@@ -6974,11 +7066,11 @@ struct StreamReader {
   }
 
   __device__ __forceinline__ void give_back_input() {
-    give_back(barriers.input_empty(input.slot));
+    ptx::arrive(barriers.input_empty(input.slot));
     input.advance();
   }
   __device__ __forceinline__ void give_back_weights() {
-    give_back(barriers.weight_empty(released));
+    ptx::arrive(barriers.weight_empty(released));
     released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
@@ -7244,18 +7336,19 @@ struct StreamBarriers {
   __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
 
-  // By one thread. A warp that multiplies arrives once when it is done with a slot.
+  // By one thread. Every thread that multiplies arrives when it is done with a slot: one for a whole warp would do, but
+  // then compute-sanitizer's racecheck takes the reads of the others for unordered.
   __device__ __forceinline__ void init() const {
-    constexpr int kWarps = kShape.multiplying_threads() / 32;
+    constexpr int kReaders = kShape.multiplying_threads();
 #pragma unroll
     for (int slot = 0; slot < kShape.input_ring; ++slot) {
       ptx::init_barrier(input_full(slot), kInputArrivals);
-      ptx::init_barrier(input_empty(slot), kWarps);
+      ptx::init_barrier(input_empty(slot), kReaders);
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
       ptx::init_barrier(weight_full(slot), 1);
-      ptx::init_barrier(weight_empty(slot), kWarps);
+      ptx::init_barrier(weight_empty(slot), kReaders);
     }
     ptx::publish_barriers();
   }
@@ -7309,23 +7402,6 @@ __device__ __forceinline__ void stream_weights(const TileParams& params, int blo
 FILES["tile_stream_store.cuh"] = r"""
 // From the accumulators of a streaming block straight to the output, in vectors: no thread waits for another. What is
 // stored together is said by tile_stream_store_width.cuh or tile_stream_store_channels.cuh.
-
-template <int kCount>
-__device__ __forceinline__ void store_vector(float* out, const float (&values)[kCount]) {
-  unsigned words[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
-  ptx::store_words(out, words);
-}
-template <int kCount>
-__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
-  unsigned words[kCount / 2];
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i)
-    words[i] = kShape.math == TileMath::f16 ? ptx::pack_f16(values[2 * i], values[2 * i + 1])
-                                            : ptx::pack_bf16(values[2 * i], values[2 * i + 1]);
-  ptx::store_words(out, words);
-}
 
 template <typename Store>
 __device__ __forceinline__ void store_directly(const Store& store, const CellTeam& team) {

@@ -1,4 +1,4 @@
-"""Checks an exported file against PyTorch in float64 and times it beside PyTorch, forward and backward, on a GPU.
+"""Checks exported files against PyTorch in float64 and times them beside PyTorch, forward and backward, on a GPU.
 
 python examples/load_inline/time_model.py examples/load_inline/kb69.py
 """
@@ -84,4 +84,6 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for path in sys.argv[1:]:
+        print(path)
+        main(path)

@@ -370,7 +370,11 @@ def _add_kernelbench(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--perf-trials", type=_positive, default=100, help="timed runs (default: 100)")
     parser.add_argument("--no-timing", action="store_true", help="correctness alone")
     parser.add_argument("--library", action="store_true", help="time tconv's own layers (tconv.convert) beside")
-    parser.add_argument("--json", metavar="FILE", help="write every verdict to FILE (- for standard output)")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="where every verdict is written (default: kernelbench-level1.json or -level2.json; - for standard output)",
+    )
     parser.set_defaults(command=_kernelbench)
 
 
@@ -384,7 +388,7 @@ def _kernelbench(options: argparse.Namespace) -> int:
         correct_trials=options.correct_trials,
         perf_trials=None if options.no_timing else options.perf_trials,
         library=options.library,
-        json_path=options.json,
+        json_path=options.json or f"kernelbench-level{options.level}.json",
     )
 
 

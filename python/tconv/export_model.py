@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import sys
+import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +132,8 @@ def layers_called(model: nn.Module, inputs: Iterable[Any]) -> tuple[FoundLayer, 
     """
     if not any(isinstance(layer, _KINDS) for layer in model.modules()):
         raise ExportError(
-            f"{type(model).__name__} has no transposed convolution: it must own an nn.ConvTranspose1d, 2d or 3d"
+            f"{type(model).__name__} has no transposed convolution: it must own an nn.ConvTranspose1d, 2d or 3d "
+            "(functional calls are left as they are)"
         )
     _refuse_spectral_norm(model)
     meta = copy.deepcopy(model).to("meta")
@@ -159,24 +162,44 @@ def model_of_file(path: Path) -> FoundModel:
         source = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ExportError(f"{path} could not be read: {error}") from error
-    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
-        exec(compile(source, str(path), "exec"), namespace)
+        namespace = _run(source, str(path))
     except Exception as error:
         raise ExportError(f"{path} could not be run: {type(error).__name__}: {error}") from error
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in namespace]
     if missing:
         raise ExportError(f"{path} must define Model, get_inputs and get_init_inputs, but lacks {', '.join(missing)}")
-    with torch.device("meta"):
-        try:
-            model = _built(namespace["Model"], namespace["get_init_inputs"])
-            inputs = namespace["get_inputs"]()
-        except Exception as error:
-            raise ExportError(f"the Model of {path} could not be made: {type(error).__name__}: {error}") from error
-        layers = layers_called(model, inputs)
-        text = rewritten_source(source, "Model")
-        _require_own_layers(text, namespace["get_init_inputs"])
+    try:
+        model, inputs = _made(
+            lambda: (_built(namespace["Model"], namespace["get_init_inputs"]), namespace["get_inputs"]())
+        )
+    except Exception as error:
+        raise ExportError(f"the Model of {path} could not be made: {type(error).__name__}: {error}") from error
+    layers = layers_called(model, inputs)
+    text = rewritten_source(source, "Model")
+    _require_own_layers(text, namespace["get_init_inputs"])
     return FoundModel(text, layers, f"The Model of {path.name}")
+
+
+def _run(source: str, file: str, **names: Any) -> dict[str, Any]:
+    """The names that a module's source defines. While it runs it is known as a module: data classes ask for theirs."""
+    module = types.ModuleType("tconv_exported_model")
+    module.__dict__.update(names, __file__=file)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, file, "exec"), module.__dict__)
+    finally:
+        del sys.modules[module.__name__]
+    return module.__dict__
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """What a function makes, on PyTorch's meta device, which needs no memory and no GPU, if it works there."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except Exception:
+        return make()
 
 
 def _built(kind: Callable[..., nn.Module], get_init_inputs: Callable[[], Any]) -> nn.Module:
@@ -189,10 +212,9 @@ def _built(kind: Callable[..., nn.Module], get_init_inputs: Callable[[], Any]) -
 def _require_own_layers(source: str, get_init_inputs: Callable[[], Any]) -> None:
     """Builds ModelNew as the exported file will, to see that none of its layers is still PyTorch's."""
     own = {name: type(name, (kind,), {}) for name, kind in LAYERS.items()}
-    namespace: dict[str, Any] = {"__name__": "exported", "torch": torch, "nn": nn, **own}
     try:
-        exec(compile(source, "exported", "exec"), namespace)
-        model = _built(namespace[NEW_NAME], get_init_inputs)
+        namespace = _run(source, "exported", torch=torch, nn=nn, **own)
+        model = _made(lambda: _built(namespace[NEW_NAME], get_init_inputs))
     except Exception as error:
         raise ExportError(f"the class that was written does not work: {type(error).__name__}: {error}") from error
     for name, layer in model.named_modules():

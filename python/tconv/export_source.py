@@ -18,6 +18,7 @@ LAYERS = {
     "ConvTranspose3d": nn.ConvTranspose3d,
 }
 NEW_NAME = "ModelNew"
+_IMPORTED = {"torch": "torch", "nn": "torch.nn"}  # what every exported file imports, of what models do
 
 
 class ExportError(ValueError):
@@ -34,6 +35,15 @@ def defined_names(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     return {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+
+
+def imported_meanings(node: ast.stmt) -> dict[str, str]:
+    """What the names that an import gives a meaning stand for: a module, or a name in one."""
+    if isinstance(node, ast.Import):
+        return {a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names}
+    if isinstance(node, ast.ImportFrom):
+        return {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return {}
 
 
 def _global_names(table: symtable.SymbolTable) -> set[str]:
@@ -60,8 +70,15 @@ def _needed_statements(tree: ast.Module, tables: symtable.SymbolTable, name: str
                 parts = [*node.decorator_list, *getattr(node, "bases", []), *getattr(node, "keywords", [])]
                 if isinstance(node, ast.FunctionDef):
                     parts.append(node.args)
+            parts += _annotations(node)
             wanted.extend(inner.id for part in parts for inner in ast.walk(part) if isinstance(inner, ast.Name))
     return [node for node in tree.body if node in needed]
+
+
+def _annotations(node: ast.stmt) -> list[ast.AST]:
+    """The types that are named anywhere in a statement. The exported file evaluates them, whatever the original did."""
+    inner = list(ast.walk(node))
+    return [part for one in inner for part in (getattr(one, "annotation", None), getattr(one, "returns", None)) if part]
 
 
 def _torch_names(tree: ast.Module) -> set[str]:
@@ -108,11 +125,8 @@ def rewritten_source(source: str, name: str) -> str:
         if isinstance(statement, ast.ImportFrom) and any(alias.name in LAYERS for alias in statement.names):
             pieces.append(_without_layers(statement))
             continue
-        if isinstance(statement, ast.Import | ast.ImportFrom) and ast.unparse(statement) in (
-            "import torch",
-            "import torch.nn as nn",
-            "from torch import nn",
-        ):
+        meanings = imported_meanings(statement)
+        if meanings and meanings.items() <= _IMPORTED.items():
             continue  # the file has them already
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             continue

@@ -19,7 +19,7 @@ from tconv.export_model import (
     model_of_module,
     model_of_problem,
 )
-from tconv.export_source import defined_names
+from tconv.export_source import defined_names, imported_meanings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,11 +103,13 @@ def file_text(model: FoundModel) -> str:
 
 def _require_other_names(source: str, runtime: str) -> None:
     """Refuses a model whose own names would replace some of the file's."""
-    taken = {"FILES", "PIECES", "LAYERS", "HOST"}.union(*map(defined_names, ast.parse(runtime).body))
-    imports = {ast.unparse(node) for node in ast.parse(runtime).body if isinstance(node, ast.Import | ast.ImportFrom)}
+    statements = ast.parse(runtime).body
+    taken = {"FILES", "PIECES", "LAYERS", "HOST"}.union(*map(defined_names, statements))
+    imported = {name: meaning for node in statements for name, meaning in imported_meanings(node).items()}
     for node in ast.parse(source).body:
-        both = taken & defined_names(node)
-        if both and ast.unparse(node) not in imports:
+        meanings = imported_meanings(node)
+        both = {name for name in taken & defined_names(node) if imported.get(name, "") != meanings.get(name)}
+        if both:
             raise ExportError(f"the exported file has a {min(both)} of its own: give the model's another name")
 
 
@@ -126,7 +128,7 @@ def _layer_entry(
 ) -> tuple[str, dict[tuple[str, str], dict[str, Piece]]]:
     p = layer.problem
     if not math.prod(p.input_shape):
-        raise ExportError(f"the example must have at least one pixel, got the size {p.input_shape}")
+        raise ExportError(f"the example must have at least one channel and one pixel, got the size {p.input_shape}")
     plan: dict[tuple[str, str], dict[str, Piece]] = {}
     sets = ""
     for gpu in GPUS:

@@ -227,7 +227,8 @@ def evaluate(
     trials: dict[str, Any] = {"num_correct_trials": correct_trials, "measure_performance": perf_trials is not None}
     if perf_trials is not None:
         trials["num_perf_trials"] = perf_trials
-    verdicts = []
+    verdicts: list[Verdict] = []
+    _write(json_path, verdicts, level, trials)
     with tempfile.TemporaryDirectory() as folder, make_progress(len(problems), sys.stderr) as progress:
         progress.start("exporting")
         exported, refused = {}, {}
@@ -253,12 +254,13 @@ def evaluate(
                 verdict.library_milliseconds = _library_milliseconds(evaluation, number, path, trials)
             verdicts.append(verdict)
             progress.finish(_row(verdict))
-            if json_path not in (None, "-"):  # again after every problem: an interrupted run leaves its verdicts
-                Path(json_path).write_text(_json(verdicts, level, trials) + "\n")
+            _write(json_path, verdicts, level, trials)
     if json_path == "-":
         print(_json(verdicts, level, trials))
     else:
         _report(verdicts, level, trials)
+        if json_path is not None:
+            print(f"every verdict is in {json_path}")
     return 0 if all(verdict.correct for verdict in verdicts) else 1
 
 
@@ -276,6 +278,16 @@ def _report(verdicts: list[Verdict], level: int, trials: dict[str, Any]) -> None
     timed = f", {faster} faster than PyTorch (times in ms)" if trials["measure_performance"] else ""
     lines.append(f"{correct} of {len(verdicts)} correct{timed}")
     print("\n".join(lines))
+
+
+def _write(path: str | None, verdicts: list[Verdict], level: int, trials: dict[str, Any]) -> None:
+    """Writes the verdicts so far, after every problem: an interrupted run leaves its own."""
+    if path in (None, "-"):
+        return
+    try:
+        Path(path).write_text(_json(verdicts, level, trials) + "\n")
+    except OSError as error:
+        raise ExportError(f"{path} could not be written: {error.strerror}") from error
 
 
 def _json(verdicts: list[Verdict], level: int, trials: dict[str, Any]) -> str:

@@ -13,6 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
+
+import tconv
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = shutil.which("g++") or shutil.which("c++")
@@ -133,6 +136,18 @@ def compile_emulated(exported: ModuleType, pieces: tuple[str, ...], folder: Path
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
     return EmulatedSet(ctypes.CDLL(str(stem.with_suffix(".so"))))
+
+
+def export_layer(layer: nn.Module, shape: tuple[int, ...], folder: Path) -> Path:
+    """Writes a layer's exported file, made for inputs of a size."""
+    path = folder / "exported.py"
+    tconv.export(layer, torch.zeros(shape, dtype=layer.weight.dtype), path)
+    return path
+
+
+def geometry(layer: nn.Module) -> tuple:
+    """What an exported file knows a call by, behind the sizes of its tensors."""
+    return (layer.stride, layer.padding, layer.output_padding, layer.dilation, layer.groups)
 
 
 def load_exported(path: Path) -> ModuleType:

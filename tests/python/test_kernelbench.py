@@ -89,6 +89,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(kernelbench, "_compile_ahead", lambda paths: None)
+    monkeypatch.chdir(tmp_path)  # where verdicts are written
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -142,6 +143,8 @@ def test_a_problem_that_cannot_be_exported_does_not_stop_the_others(
     path.write_text(MODEL.replace("nn.ConvTranspose1d(channels, 2, 3)", "nn.Linear(4, 4)"))
     assert main(["kernelbench", str(checkout), "65", "69"]) == 1
     shown = capsys.readouterr().out
+    assert "every verdict is in kernelbench-level1.json" in shown
+    assert len(json.loads((checkout / "kernelbench-level1.json").read_text())["verdicts"]) == 2
     assert "65: Model has no transposed convolution" in shown
     assert "1 of 2 correct" in shown
 
@@ -159,6 +162,8 @@ def test_problems_are_named_by_number_and_level(checkout: Path, capsys: pytest.C
 def test_other_folders_and_machines_get_a_sentence(
     checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert main(["kernelbench", str(checkout), "--json", "no/such/folder.json"]) == 2
+    assert "no/such/folder.json could not be written: No such file or directory" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["kernelbench", str(checkout)]) == 2
     assert "needs an NVIDIA GPU" in capsys.readouterr().err

@@ -18,6 +18,8 @@ import math  # noqa: E402
 import re  # noqa: E402
 import struct  # noqa: E402
 import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+from unittest import mock  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -60,6 +62,18 @@ def toolkit_version():
     return tuple(map(int, re.search(r"release (\d+)\.(\d+)", text).groups()))
 
 
+@functools.lru_cache(None)
+def accepted(*flags):
+    """The flags, if nvcc takes them; none otherwise."""
+    if cpp_extension.CUDA_HOME is None:
+        return ()
+    with tempfile.TemporaryDirectory() as folder, open(folder + "/empty.cu", "w"):
+        command = [cpp_extension.CUDA_HOME + "/bin/nvcc", *flags, "-ptx", "empty.cu", "-o", "empty.ptx"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        failed = subprocess.run(command, cwd=folder, **quiet).returncode
+    return () if failed else flags
+
+
 def capability_of(device):
     return torch.cuda.get_device_capability(device)
 
@@ -74,7 +88,8 @@ def choose_gpu(capability, toolkit):
 def compiler_flags(gpu):
     flags = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "-w"]
     if gpu == "hopper":
-        return [*flags, "-gencode=arch=compute_90a,code=sm_90a"]
+        # Shared memory by pointers of 64 bits, as NVRTC has them: ptxas orders the products better.
+        return [*flags, "-gencode=arch=compute_90a,code=sm_90a", *accepted("-Xcicc", "--sharedmem32=0")]
     if gpu == "ampere":  # code for 8.x, and PTX for what is newer than the compiler
         return [*flags, "-gencode=arch=compute_80,code=[sm_80,compute_80]"]
     return flags
@@ -93,19 +108,24 @@ def compile_set(pieces, gpu):
     host = expand(HOST)
     flags = compiler_flags(gpu)
     name = "tconv_" + hashlib.sha256("\n".join([text, host, *flags]).encode()).hexdigest()[:16]
+    # Many versions of PyTorch add flags for the GPU that they see, even where others are given: 9.0 besides 9.0a.
+    as_they_are = contextlib.nullcontext()
+    if any("-gencode" in flag for flag in flags):
+        as_they_are = mock.patch.object(cpp_extension, "_get_cuda_arch_flags", lambda *_: [], create=True)
     options = {}
     if "no_implicit_headers" in inspect.signature(cpp_extension.load_inline).parameters:
         options["no_implicit_headers"] = True  # none of PyTorch's headers is needed: seconds instead of many
-    return cpp_extension.load_inline(
-        name,
-        [host],
-        [text],
-        functions=["run", "workspace"],
-        extra_cuda_cflags=flags,
-        with_cuda=True,
-        with_pytorch_error_handling=False,
-        **options,
-    )
+    with as_they_are:
+        return cpp_extension.load_inline(
+            name,
+            [host],
+            [text],
+            functions=["run", "workspace"],
+            extra_cuda_cflags=flags,
+            with_cuda=True,
+            with_pytorch_error_handling=False,
+            **options,
+        )
 
 
 # --- Calls ----------------------------------------------------------------------------------------------------------
@@ -321,6 +341,7 @@ class ConvTransposeNd(nn.Module):
     """nn.ConvTranspose: its arguments, parameters, initialisation and state, with the kernels of this file."""
 
     rank = 0
+    last = (None, None)  # sizes and types of the last call, and what it needed
 
     def __init__(
         self,
@@ -400,18 +421,29 @@ class ConvTransposeNd(nn.Module):
         if torch.is_autocast_enabled() and x.is_cuda and x.dtype != torch.float64:
             dtype = torch.get_autocast_gpu_dtype()
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        dtype, device = x.dtype, x.device
-        if dtype not in ELEMENTS:
-            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {dtype}")
-        if weight.dtype != dtype or weight.device != device:
-            self.refuse("weight", weight, x)
-        if bias is not None and (bias.dtype != dtype or bias.device != device):
+        # A call like the last one was checked then: short kernels wait for what is done here.
+        asked = (x.shape, x.dtype, x.device, weight.shape, weight.dtype, weight.device)
+        asked += (self.stride, self.padding, self.output_padding, self.dilation, self.groups, output_size)
+        known, call = self.last
+        if asked != known:
+            if x.dim() == self.rank + 1:
+                return self.forward(x.unsqueeze(0), output_size).squeeze(0)
+            call = self.checked_call(x, weight, output_size)
+            self.__dict__["last"] = (asked, call)
+        if bias is not None and (bias.dtype != x.dtype or bias.device != x.device):
             self.refuse("bias", bias, x)
-        if x.dim() == self.rank + 1:
-            return self.forward(x.unsqueeze(0), output_size).squeeze(0)
-        padding = self.output_padding if output_size is None else self.output_padding_for(x, output_size)
-        call = call_of(x.shape, weight.shape, self.stride, self.padding, padding, self.dilation, self.groups)
         return conv_transpose(x, weight, bias, call)
+
+    def checked_call(self, x, weight, output_size):
+        if x.dtype not in ELEMENTS:
+            raise TypeError(f"expected float64, float32, float16 or bfloat16, got {x.dtype}")
+        if weight.dtype != x.dtype or weight.device != x.device:
+            self.refuse("weight", weight, x)
+        padding = self.output_padding if output_size is None else self.output_padding_for(x, output_size)
+        return call_of(x.shape, weight.shape, self.stride, self.padding, padding, self.dilation, self.groups)
+
+    def __getstate__(self):  # copies work out their own
+        return {name: value for name, value in self.__dict__.items() if name != "last"}
 
     def refuse(self, name, tensor, x):
         raise RuntimeError(
