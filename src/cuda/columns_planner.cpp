@@ -97,7 +97,7 @@ int weight_bytes_of(const ColumnsShape& shape, const Problem& problem, const Col
     const auto fits = [&](std::int64_t elements) { return elements * shape.element_bytes % bytes == 0; };
     bool all = fits(problem.weight_strides[0]) && fits(shape.block_channels * taps) && fits(shape.out_channels * taps);
     for (int a = 0; a < kSpatialAxes && !shape.taps_inner; ++a)
-      all = all && (shape.kernel[a] == 1 || fits(problem.weight_strides[static_cast<std::size_t>(2 + a)]));
+      all = all && (shape.kernel[a] == 1 || fits(problem.weight_strides[std::size_t{2} + static_cast<std::size_t>(a)]));
     if (all) return bytes;
   }
   return shape.element_bytes;

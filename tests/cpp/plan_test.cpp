@@ -120,6 +120,18 @@ TEST(MakePlan, AnExclusiveFamilyKeepsWhatItAccepts) {
   EXPECT_EQ(plan_with("", declines, kSlow, kFast).family, "fast") << "what it declines is anybody's";
 }
 
+TEST(MakePlan, AFamilyMayLeaveWhatItCouldTake) {
+  Family modest = kFast;
+  modest.exclusive = true;
+  modest.why_rather_not = [](const Problem&, const DeviceProperties&) { return std::string("made for others"); };
+  const Plan plan = plan_with("", modest, kSlow);
+  EXPECT_EQ(plan.family, "slow");
+  EXPECT_EQ(reason_of(plan, "fast"), "made for others");
+  EXPECT_EQ(plan_with("fast", modest, kSlow).family, "fast") << "forced, it computes";
+  modest.why_rather_not = [](const Problem&, const DeviceProperties&) { return std::string(); };
+  EXPECT_EQ(plan_with("", modest, kSlow).family, "fast");
+}
+
 TEST(MakePlan, ForcedFamily) {
   const Plan plan = plan_with("slow", kDeclines, kFast, kSlow);
   EXPECT_EQ(plan.family, "slow");
