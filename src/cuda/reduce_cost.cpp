@@ -181,7 +181,9 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                        (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
   if (shape.packed || shape.boxes()) {
     cost.loads = 16.0 * shape.stage_cells() / 128;
-    cost.traffic = 16.0 * shape.stage_cells() / kBulkRate;
+    // The copy engine takes as long for a pixel of a few channels as for one of 64.
+    const double short_rows = shape.boxes() ? 64.0 / shape.column_box : 1.0;
+    cost.traffic = 16.0 * (shape.row_cells() + short_rows * shape.column_cells()) / kBulkRate;
     return cost;
   }
   if (shape.loader_warps > 0) {

@@ -25,7 +25,9 @@ constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
 static_assert(kShape.even_planes() || kSteps % 2 == 0);
 // Unrolled, an item's place and missing taps are known to the compiler.
 constexpr int kPlanes = kShape.even_planes() ? 1 : kShape.all_plane_groups();
-constexpr int kUnrolledItems = kShape.even_planes() ? kItems * kLine : kShape.all_group_taps() * kSteps;
+// Chunks of all residues together take long to compile where products have many columns.
+constexpr int kUnrolledItems =
+    kPlanes == 1 ? kItems * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
 constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
