@@ -56,6 +56,7 @@ std::string declines(const Problem& problem, const DeviceProperties& device) {
     return "it computes forward and grad_input alone";
   }
   if (device.arch < 80) return "it needs sm_80 or later, got sm_" + std::to_string(device.arch);
+  if (device.any_batch) return "its grid belongs to one batch";
   const Sides sides(problem);
   if (element_count(sides.out_sizes) == 0 || element_count(sides.in_sizes) == 0) return "a tensor is empty";
   if (sides.in_sizes[1] == 1 && sides.out_sizes[1] == 1) return "there is one channel";
@@ -179,7 +180,7 @@ std::vector<LastConfig> tiles(const Problem& problem) {
       if ((width > 1 && width >= 2 * cells(problem, 2)) || mode.cells_height > cells(problem, 1)) continue;
       if (!fits(c)) continue;
       choose_lanes(c, problem);
-      c.min_blocks = std::clamp(65536 / (last_geometry(c).threads * registers_of(c)), 1, 8);
+      c.min_blocks = c.accumulator_bytes == 8 ? 1 : std::clamp(65536 / (last_geometry(c).threads * registers_of(c)), 1, 8);
       found.push_back(c);
     }
   }

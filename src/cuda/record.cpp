@@ -7,7 +7,6 @@
 #include "cuda/jit_kernel.h"
 #include "cuda/kernels/direct_depthwise_params.cuh"
 #include "cuda/kernels/direct_gradient_depthwise_params.cuh"
-#include "cuda/kernels/direct_last_params.cuh"
 #include "cuda/kernels/general_params.cuh"
 #include "cuda/kernels/general_weight_params.cuh"
 #include "cuda/kernels/grad_bias_params.cuh"
@@ -32,7 +31,6 @@ std::vector<std::size_t> parameter_sizes(std::string_view entry) {
       {"tconv_tile_pack", {sizeof(TileParams), sizeof(void*)}},
       {"tconv_direct", {sizeof(DirectArguments)}},
       {"tconv_depthwise", {sizeof(DepthwiseArguments)}},
-      {"tconv_direct_last", {sizeof(LastArguments)}},
       {"tconv_direct_gradient", {sizeof(DirectGradientArguments)}},
       {"tconv_direct_gradient_depthwise", {sizeof(DepthwiseGradientArguments)}},
       {"tconv_reduce", {sizeof(ReduceParams)}},
