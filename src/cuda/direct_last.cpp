@@ -68,9 +68,9 @@ KernelSource last_source(const LastConfig& c, DType dtype) {
   std::string config =
       "struct F64; struct F32; struct F16; struct BF16;\nusing DirectType = " + std::string(element_name(dtype)) +
       ";\n#define TCONV_LAST_CONFIG {" + axis_text(c.depth) + ", " + axis_text(c.height) + ", " + axis_text(c.width);
-  for (const int value : {c.gradient, c.element_bytes, c.accumulator_bytes, c.bias, c.in_channels, c.out_channels,
-                          c.channels, c.load, c.store, c.chunk, c.cells_height, c.cells_width, c.lanes_channels,
-                          c.lanes_height, c.lanes_width, c.held, c.unrolled, c.min_blocks}) {
+  for (const int value :
+       {c.gradient, c.element_bytes, c.accumulator_bytes, c.bias, c.in_channels, c.out_channels, c.channels, c.load,
+        c.store, c.chunk, c.cells, c.lanes_channels, c.lanes_height, c.lanes_width, c.unrolled, c.min_blocks}) {
     config += ", " + std::to_string(value);
   }
   return {.file = "direct_last.cuh", .config = config + "}\n", .entry = "tconv_direct_last"};
@@ -80,14 +80,14 @@ std::string describe(const LastPlan& plan) {
   const LastConfig& c = plan.config;
   const LastGeometry g = last_geometry(c);
   return std::string(g.depthwise != 0 ? "channels-last depthwise" : "channels-last") +
-         "; a thread: " + std::to_string(c.cells_height) + "x" + std::to_string(c.cells_width) + " cells of " +
+         "; a thread: " + std::to_string(c.cells) + (c.cells == 1 ? " cell of " : " cells of ") +
          std::to_string(c.channels) + (c.channels == 1 ? " channel, " : " channels, ") +
          (g.depthwise != 0 ? "" : std::to_string(c.chunk) + " in channels at a time, ") + "loads of " +
          std::to_string(c.load * c.element_bytes) + " and stores of " + std::to_string(c.store * c.element_bytes) +
-         " bytes, the window " + (c.held != 0 ? "at once" : "row by row") + "; threads " +
-         std::to_string(c.lanes_height) + "x" + std::to_string(c.lanes_width) + " of " +
-         std::to_string(c.lanes_channels) + (c.lanes_channels == 1 ? " vector, " : " vectors, ") +
-         std::to_string(g.shared_bytes) + " bytes shared, grid " + std::to_string(plan.blocks) + " for " +
+         " bytes" + (c.unrolled != 0 ? ", unrolled" : "") + "; threads " + std::to_string(c.lanes_height) + "x" +
+         std::to_string(c.lanes_width) + " of " + std::to_string(c.lanes_channels) +
+         (c.lanes_channels == 1 ? " vector, " : " vectors, ") + std::to_string(g.shared_bytes) +
+         " bytes shared, grid " + std::to_string(plan.blocks) + " for " +
          std::to_string(static_cast<std::int64_t>(plan.arguments.tiles) * plan.arguments.channel_blocks) + " tiles";
 }
 

@@ -16,7 +16,8 @@ constexpr int kMostBody = 1024;  // unrolled multiply-adds
 constexpr int kMostSharedBytes = 56 * 1024;
 constexpr int kMostInChannels = 32;  // of a group with several: beyond, tensor cores or the kernel for any layout
 constexpr int kBlockThreads = 256;
-constexpr int kMostLanes = 32;  // along the channels
+constexpr int kManyRegisters = 128;  // of a thread: blocks are then half as large, so that more than one fits
+constexpr int kMostLanes = 32;       // along the channels
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -100,27 +101,28 @@ LastConfig shape_of(const Problem& problem) {
   return c;
 }
 
-// Registers of so many elements as they lie in memory.
-int registers_of(const LastConfig& c, int elements) { return elements * c.element_bytes / 4; }
-
 // A guess from above at the registers of a thread.
 int registers_of(const LastConfig& c) {
   const LastGeometry g = last_geometry(c);
   const int words = c.accumulator_bytes / 4;
   const int sums = (g.outputs_width + 1) * c.channels * words;
-  const int rows = c.held != 0 ? g.rows_depth * g.rows_height : c.unrolled != 0 ? 1 : 0;
-  return sums + registers_of(c, rows * g.window * c.chunk) + g.window * c.chunk * words + 56;
+  return sums + g.window * c.chunk * words + (c.depth.kernel > 1 ? 72 : 60);
+}
+
+// Of a multiprocessor, by registers.
+int blocks_of(const LastConfig& c) {
+  if (c.accumulator_bytes == 8 || c.unrolled != 0) return 1;  // the compiler then takes what it wants
+  return std::clamp(65536 / (last_geometry(c).threads * registers_of(c)), 1, 8);
 }
 
 bool fits(const LastConfig& c) {
   const LastGeometry g = last_geometry(c);
   const int words = c.accumulator_bytes / 4;
-  const int row = c.width.kernel * c.cells_width * (g.depthwise != 0 ? 1 : c.chunk) * c.channels;
-  const int rows = c.cells_height * c.depth.kernel * c.height.kernel;
+  const int row = c.width.kernel * c.cells * (g.depthwise != 0 ? 1 : c.chunk) * c.channels;
+  const int rows = c.depth.kernel * c.height.kernel;
   if (row > kMostBody || g.outputs_width * c.channels * words > kMostSums) return false;
-  if (registers_of(c, g.window * c.chunk) > kMostRow) return false;
+  if (g.window * c.chunk * c.element_bytes / 4 > kMostRow) return false;
   if (c.unrolled != 0 && row * rows * g.depth > kMostBody) return false;
-  if (c.held != 0 && (g.depthwise == 0 || c.unrolled == 0)) return false;
   return registers_of(c) <= 200;
 }
 
@@ -138,9 +140,10 @@ bool choose_lanes_channels(LastConfig& c, std::int64_t channels) {
 
 // The lanes of the two axes: little halo, and few threads without work.
 void choose_lanes(LastConfig& c, const Problem& problem) {
-  const std::int64_t columns = ceil_div(cells(problem, 2), c.cells_width);
-  const std::int64_t rows = ceil_div(cells(problem, 1), c.cells_height);
-  const int positions = std::max(1, kBlockThreads / c.lanes_channels);
+  const std::int64_t columns = ceil_div(cells(problem, 2), c.cells);
+  const std::int64_t rows = cells(problem, 1);
+  const int threads = registers_of(c) > kManyRegisters ? kBlockThreads / 2 : kBlockThreads;
+  const int positions = std::max(1, threads / c.lanes_channels);
   double least = std::numeric_limits<double>::infinity();
   LastConfig best = c;
   for (int width = 1; width <= positions && width < 2 * columns; width *= 2) {
@@ -152,8 +155,8 @@ void choose_lanes(LastConfig& c, const Problem& problem) {
     };
     const double waste = whole(columns, c.lanes_width) * whole(rows, c.lanes_height);
     const double read = static_cast<double>(last_window(c.width, c.gradient, g.tile_width)) *
-                        last_window(c.height, c.gradient, g.tile_height);
-    const double owned = static_cast<double>(g.step_width * g.tile_width) * (g.step_height * g.tile_height);
+                        last_window(c.height, c.gradient, c.lanes_height);
+    const double owned = static_cast<double>(g.step_width * g.tile_width) * (g.step_height * c.lanes_height);
     const double few = static_cast<double>(kBlockThreads) / g.threads;  // small blocks stage the same weights
     const double cost = waste * (1 + 0.3 * read / owned) + 0.05 * few;
     if (cost >= least) continue;
@@ -167,20 +170,23 @@ void choose_lanes(LastConfig& c, const Problem& problem) {
 std::vector<LastConfig> tiles(const Problem& problem) {
   std::vector<LastConfig> found;
   LastConfig c = shape_of(problem);
-  if (!choose_lanes_channels(c, Sides(problem).out_sizes[1])) return found;
-  struct Mode {
-    int unrolled, held, cells_height;
-  };
-  for (const Mode mode : {Mode{0, 0, 1}, Mode{1, 0, 1}, Mode{1, 1, 1}, Mode{1, 1, 2}}) {
-    for (const int width : {2, 4, 1, 8}) {
-      c.cells_width = width;
-      c.cells_height = mode.cells_height;
-      c.unrolled = mode.unrolled;
-      c.held = mode.held;
-      if ((width > 1 && width >= 2 * cells(problem, 2)) || mode.cells_height > cells(problem, 1)) continue;
-      if (!fits(c)) continue;
+  const Sides sides(problem);
+  if (!choose_lanes_channels(c, sides.out_sizes[1])) return found;
+  // Where the weights of a cell's channels do not fit, lines are read in parts, and the kernel for any layout is
+  // faster.
+  if (!sides.depthwise() && c.lanes_channels < std::min<std::int64_t>(kMostLanes, sides.out_sizes[1] / c.channels))
+    return found;
+  // As measured: a short loop over the rows of taps is best, but for cells of many outputs; half as many cells where
+  // the elements are halves, whose sums need as many registers.
+  const bool many = !sides.gradient && c.height.stride * c.width.stride >= 16;
+  const bool halves = c.element_bytes == 2;
+  for (const int unrolled : {many ? 1 : 0, many ? 0 : 1}) {
+    for (const int width : {halves ? 2 : 4, halves ? 4 : 2, 1}) {
+      c.cells = width;
+      c.unrolled = unrolled;
+      if ((width > 1 && width >= 2 * cells(problem, 2)) || !fits(c)) continue;
       choose_lanes(c, problem);
-      c.min_blocks = c.accumulator_bytes == 8 ? 1 : std::clamp(65536 / (last_geometry(c).threads * registers_of(c)), 1, 8);
+      c.min_blocks = blocks_of(c);
       found.push_back(c);
     }
   }
@@ -230,7 +236,7 @@ void complete(LastPlan& plan, const Problem& problem, const DeviceProperties& de
   a.first_height = first(1, g.low_height);
   a.first_width = first(2, g.low_width);
   a.tiles_depth = static_cast<int>(cells(problem, 0));
-  a.tiles_height = static_cast<int>(ceil_div(cells(problem, 1), g.tile_height));
+  a.tiles_height = static_cast<int>(ceil_div(cells(problem, 1), c.lanes_height));
   a.tiles_width = static_cast<int>(ceil_div(cells(problem, 2), g.tile_width));
   const double tiles = static_cast<double>(problem.batch) * a.tiles_depth * a.tiles_height * a.tiles_width;
   if (tiles * a.channel_blocks > static_cast<double>(kInt) / 2) {
@@ -243,9 +249,8 @@ void complete(LastPlan& plan, const Problem& problem, const DeviceProperties& de
   a.by_tiles_height = direct_divisor(a.tiles_height);
   a.by_tiles_depth = direct_divisor(a.tiles_depth);
   // As many blocks as the chip holds at once, and all with the same number of tiles.
-  constexpr int kThreads = 1024;  // of a multiprocessor, at a time
   const int by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor) / (g.shared_bytes + 1024);
-  const std::int64_t resident = std::max(1, std::min(kThreads / g.threads, by_shared));
+  const std::int64_t resident = std::max(1, std::min(std::max(2, blocks_of(c)), by_shared));
   const std::int64_t slots = std::max<std::int64_t>(1, resident * device.multiprocessors / a.channel_blocks);
   const std::int64_t rounds = ceil_div(a.tiles, slots);
   a.starts = static_cast<int>(ceil_div(a.tiles, rounds));

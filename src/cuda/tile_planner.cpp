@@ -61,13 +61,6 @@ std::int64_t rows_of(const Problem& problem) {
 
 constexpr std::int64_t kFewRows = 4;
 
-// Loaded and stored as they lie, 16 bytes of channels at a time.
-bool wide_channels_last(const Problem& problem) {
-  const auto vector = static_cast<std::int64_t>(16 / size_of(problem.dtype));
-  return tile_input_strides(problem)[1] == 1 && tile_output_strides(problem)[1] == 1 &&
-         problem.in_channels_per_group() % vector == 0;
-}
-
 // Which residues of a gradient's axes lie in a patch together: those of all axes as long as they are few, otherwise
 // chunk after chunk some of them. Where the taps do not divide evenly among them, chunks multiply by zeros.
 bool set_planes(const Problem& problem, TileShape& shape) {
@@ -216,7 +209,6 @@ namespace {
 // layer writes far more than it reads, and multiplies by zeros in the meantime.
 std::int64_t least_summed_channels(const Problem& problem) {
   if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) return 3;
-  if (size_of(problem.dtype) == 2 && wide_channels_last(problem)) return 8;
   return problem.direction == Direction::forward && problem.groups > 1 ? 16 : 8;
 }
 
@@ -249,7 +241,7 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
     taps *= problem.direction == Direction::forward ? -site_of(axis, axis.kernel - 1).shift + 1 : axis.kernel;
     if (taps > 4096) return "too many distances between outputs and inputs (" + std::to_string(taps) + ")";
   }
-  if (rows_of(problem) <= (wide_channels_last(problem) && math_of(problem) != TileMath::fp32x3 ? 3 : kFewRows)) {
+  if (rows_of(problem) <= kFewRows) {
     return "few rows (phases times output channels of a group: " + std::to_string(rows_of(problem)) +
            "), which would leave most of a tensor-core tile empty";
   }

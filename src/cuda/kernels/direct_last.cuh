@@ -199,14 +199,6 @@ struct Place {
 
 __device__ __forceinline__ void compute_tile(const LastArguments& a, const Window& window, const Place& place, int lane,
                                              const Accumulator* shared) {
-  Element held[kConfig.held != 0 ? kGeometry.rows_depth * kGeometry.rows_height * kGeometry.window * kConfig.chunk : 1];
-  if (kConfig.held != 0) {
-#pragma unroll
-    for (int row = 0; row < kGeometry.rows_depth * kGeometry.rows_height; ++row) {
-      load_row(a, window, row / kGeometry.rows_height, row % kGeometry.rows_height, 0,
-               held + row * kGeometry.window * kConfig.chunk);
-    }
-  }
 #pragma unroll kUnroll
   for (int od = 0; od < kGeometry.outputs_depth; ++od) {
 #pragma unroll kUnroll
@@ -228,11 +220,6 @@ __device__ __forceinline__ void compute_tile(const LastArguments& a, const Windo
           const int h = source_of(kConfig.height, kGeometry.low_height, oh, kh);
           if (h < 0) continue;
           const int taps = kd * kConfig.height.kernel + kh;
-          if (kConfig.held != 0) {
-            add_row(held + (d * kGeometry.rows_height + h) * kGeometry.window * kConfig.chunk, shared, taps, 0, lane,
-                    sums);
-            continue;
-          }
 #pragma unroll kUnroll
           for (int chunk = 0; chunk < kGeometry.depth; chunk += kConfig.chunk) {
             Element inputs[kGeometry.window * kConfig.chunk];
@@ -271,8 +258,8 @@ __device__ __forceinline__ void compute_thread(const LastArguments& a, int chann
     const int slices = divide(rows, a.by_tiles_height);
     const int sample = divide(slices, a.by_tiles_depth);
     const int depth = slices - sample * a.tiles_depth;
-    const int height = (rows - slices * a.tiles_height) * kGeometry.tile_height + lane_height * kConfig.cells_height;
-    const int width = (tile - rows * a.tiles_width) * kGeometry.tile_width + lane_width * kConfig.cells_width;
+    const int height = (rows - slices * a.tiles_height) * kConfig.lanes_height + lane_height;
+    const int width = (tile - rows * a.tiles_width) * kGeometry.tile_width + lane_width * kConfig.cells;
     Window window;
     window.depth = depth * kGeometry.step_depth + a.first_depth;
     window.height = height * kGeometry.step_height + a.first_height;
@@ -282,8 +269,8 @@ __device__ __forceinline__ void compute_thread(const LastArguments& a, int chann
                     window.width * a.input_width + in_channel);
     Place place;
     place.depth = depth * kGeometry.outputs_depth;
-    place.height = height / kConfig.cells_height * kGeometry.outputs_height;
-    place.width = width / kConfig.cells_width * kGeometry.outputs_width;
+    place.height = height * kGeometry.outputs_height;
+    place.width = width / kConfig.cells * kGeometry.outputs_width;
     place.first =
         static_cast<Element*>(a.output) + (sample * a.output_batch + place.depth * a.output_depth +
                                            place.height * a.output_height + place.width * a.output_width + channel);

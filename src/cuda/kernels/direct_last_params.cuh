@@ -25,15 +25,13 @@ struct LastConfig {
   int load;   // channels that are loaded together ...
   int store;  // ... and stored
   int chunk;  // input channels that a thread holds at a time; depthwise: its channels
-  int cells_height;
-  int cells_width;
+  int cells;  // of a row
 
   // The threads of a block.
   int lanes_channels;
   int lanes_height;
   int lanes_width;
 
-  int held;        // the whole window of a thread's tile in registers at once, else row by row
   int unrolled;    // rows of taps as well, not only their columns
   int min_blocks;  // per multiprocessor, for the register allocation
 };
@@ -74,12 +72,12 @@ struct LastGeometry {
   int outputs_depth, outputs_height, outputs_width;  // of a thread
   int step_depth, step_height, step_width;           // inputs from one cell to the next
   int low_depth, low_height, low_width;              // offset of the last tap, forward
-  int rows_depth, rows_height, window;               // inputs that a thread reads
+  int window;                                        // inputs that a thread reads from a row
   int taps;
-  int depth;                    // input channels that an output sums up
-  int tile_height, tile_width;  // cells of a block
-  int piece;                    // accumulators of a shared-memory access
-  int pieces;                   // of a thread's channels
+  int depth;       // input channels that an output sums up
+  int tile_width;  // cells of a block
+  int piece;       // accumulators of a shared-memory access
+  int pieces;      // of a thread's channels
   int block_channels;
   int shared_bytes;  // weights (tap, in channel, piece, lane, of piece), then the bias likewise
 };
@@ -97,21 +95,18 @@ constexpr LastGeometry last_geometry(LastConfig c) {
   g.depthwise = c.in_channels == 1 && c.out_channels == 1 ? 1 : 0;
   g.threads = c.lanes_channels * c.lanes_height * c.lanes_width;
   g.outputs_depth = last_outputs(c.depth, c.gradient, 1);
-  g.outputs_height = last_outputs(c.height, c.gradient, c.cells_height);
-  g.outputs_width = last_outputs(c.width, c.gradient, c.cells_width);
+  g.outputs_height = last_outputs(c.height, c.gradient, 1);
+  g.outputs_width = last_outputs(c.width, c.gradient, c.cells);
   g.step_depth = c.gradient != 0 ? c.depth.stride : 1;
   g.step_height = c.gradient != 0 ? c.height.stride : 1;
   g.step_width = c.gradient != 0 ? c.width.stride : 1;
   g.low_depth = direct_span(c.depth).low;
   g.low_height = direct_span(c.height).low;
   g.low_width = direct_span(c.width).low;
-  g.rows_depth = last_window(c.depth, c.gradient, 1);
-  g.rows_height = last_window(c.height, c.gradient, c.cells_height);
-  g.window = last_window(c.width, c.gradient, c.cells_width);
+  g.window = last_window(c.width, c.gradient, c.cells);
   g.taps = c.depth.kernel * c.height.kernel * c.width.kernel;
   g.depth = g.depthwise != 0 ? 1 : c.in_channels;
-  g.tile_height = c.lanes_height * c.cells_height;
-  g.tile_width = c.lanes_width * c.cells_width;
+  g.tile_width = c.lanes_width * c.cells;
   const int most = 16 / c.accumulator_bytes;
   g.piece = c.channels < most ? c.channels : most;
   g.pieces = c.channels / g.piece;
