@@ -79,6 +79,10 @@ struct Problem {
 // Fills in the strides of densely packed NC... tensors.
 void set_contiguous(Problem& problem);
 
+// The same problem with the fewest axes: neighbouring ones along which nothing happens (a kernel of one, stride 1, no
+// padding) and whose elements follow each other in memory count as one.
+Problem with_joined_axes(Problem problem);
+
 // Throws Error if the problem breaks a rule; its message names the rule and the value. Sizes of zero (an empty batch,
 // no channels, an empty output) are legal and mean that there is nothing to compute or to sum.
 void validate(const Problem& problem);

@@ -124,6 +124,7 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
   Plan plan;
   plan.problem = problem;
   plan.device = device.device;
+  const Problem joined = with_joined_axes(problem);
   bool known = force.empty();
   bool taken = false;  // by an exclusive family
   for (const Family& family : families) {
@@ -137,7 +138,7 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
       continue;
     }
     known = true;
-    Proposal proposal = propose(family, problem, device, forced.cut);
+    Proposal proposal = propose(family, joined, device, forced.cut);
     if (proposal.kernel == nullptr) {
       plan.declined.push_back({std::string(family.name), proposal.declined});
       continue;

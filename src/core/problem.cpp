@@ -136,6 +136,24 @@ void set_contiguous(Problem& problem) {
   problem.output_strides = contiguous_strides(problem.output_sizes());
 }
 
+Problem with_joined_axes(Problem problem) {
+  const auto does_nothing = [](const Axis& axis) {
+    return axis.kernel == 1 && axis.stride == 1 && axis.pad_begin == 0 && axis.pad_end == 0 && axis.output_padding == 0;
+  };
+  for (std::size_t outer = 0; outer + 1 < kSpatialAxes; ++outer) {
+    Axis& first = problem.axes[outer];
+    Axis& second = problem.axes[outer + 1];
+    if (!does_nothing(first) || !does_nothing(second)) continue;
+    const auto dense = [&](const Strides& strides) {
+      return first.input == 1 || strides[2 + outer] == strides[3 + outer] * second.input;
+    };
+    if (!dense(problem.input_strides) || !dense(problem.output_strides)) continue;
+    second.input *= first.input;
+    first.input = 1;
+  }
+  return problem;
+}
+
 void validate(const Problem& problem) {
   require(problem.rank >= 1 && problem.rank <= kSpatialAxes, "rank must be 1, 2 or 3", problem.rank);
   require(problem.batch >= 0, "batch must not be negative", problem.batch);

@@ -35,9 +35,10 @@ std::string initialiser(const TileShape& s) {
   text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", ";
   text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
-  text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
-          number(s.window) + number(s.line_axis) + text_of(s.stays) + ", " + number(s.most_blocks) +
-          number(s.store_vector) + number(s.row_tiles) + number(s.column_tiles);
+  text += number(s.row_unit) + number(s.granule) + number(s.lead) + text_of(s.odd_rows) + ", " + number(s.input_ring) +
+          number(s.weight_ring) + number(s.window) + number(s.line_axis) + text_of(s.stays) + ", " +
+          number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.row_tiles) +
+          number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
@@ -165,7 +166,7 @@ class TileKernel final : public Kernel {
     const void* const input = shape_.gradient ? buffers.output : buffers.input;
     void* const output = shape_.gradient ? buffers.input : buffers.output;
     const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
-    if ((shape_.wide_input && misses(input)) || (shape_.store_vector > 1 && misses(output))) {
+    if ((shape_.wide_input && misses(input)) || (shape_.stores_vectors() && misses(output))) {
       if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
       return unaligned_->run(buffers, execution);
     }
@@ -303,7 +304,7 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
-  if (candidate.shape.wide_input || candidate.shape.store_vector > 1) {
+  if (candidate.shape.wide_input || candidate.shape.stores_vectors()) {
     const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }

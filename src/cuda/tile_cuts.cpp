@@ -79,8 +79,9 @@ std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int co
     for (const int h : cut_lengths(size[2], most([&](int length) { return fits(1, 1, length, w); }))) {
       for (const int d : cut_lengths(size[1], most([&](int length) { return fits(1, length, h, w); }))) {
         if (!fits(1, d, h, w)) continue;
-        int n = 1;  // several samples only when each is whole
-        if (d == size[1] && h == size[2] && w == size[3]) {
+        int n = 1;  // several samples only when each is whole, or where a part of one fills half of the columns at most
+        const bool whole = d == size[1] && h == size[2] && w == size[3];
+        if (whole || fits(2, d, h, w)) {
           n = static_cast<int>(std::min(size[0], most([&](int length) { return fits(length, d, h, w); })));
         }
         tiles.push_back({n, d, h, w});

@@ -25,6 +25,8 @@ TileShape base_shape(const Problem& problem) {
   TileShape shape{};
   shape.line_axis = -1;
   shape.window = 1;
+  shape.row_vector = 1;
+  shape.odd_rows = false;
   shape.most_blocks = static_cast<int>(kIntMax);
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));

@@ -73,7 +73,8 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double items = steps * shape.all_backs() / shape.line_backs();
   const bool on_all_banks = !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1;
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
-  const double words = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1 ? 2 : 1;
+  const bool pairs = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1;
+  const double words = pairs && !shape.names_vectors() ? 2 : 1;
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
   // The warps that multiply split fragments, and add up parts while the others' products go on.
   const double parts = items / shape.part_items() * cell_tiles * shape.rows() / 2;

@@ -24,9 +24,19 @@ int granule_of(const Problem& problem, const TileShape& shape, bool aligned) {
   return 0;
 }
 
+// Whether rows that begin anywhere can be copied by whole vectors at the places where those begin: what comes along
+// with a row is never multiplied, since every output is some cell's of the input, at no distance.
+bool has_odd_rows(const Problem& problem, const TileShape& shape) {
+  if (shape.gradient || shape.input_channels_last || shape.element_bytes != 4 || problem.input_strides[4] != 1)
+    return false;
+  const Axis& width = problem.axes[2];
+  return shape.all_backs() == 1 && width.output() + width.pad_begin <= width.input * width.stride;
+}
+
 // How far the copies of a row begin before the box, where that is the same for all blocks.
 int lead_of(const Problem& problem, const TileShape& shape) {
   if (shape.input_channels_last) return 0;
+  if (shape.odd_rows) return -1;
   const Axis& width = problem.axes[2];
   const std::int64_t step = shape.tile[3] * shape.input_step(2);
   if (step % shape.granule != 0 && shape.tile[3] < tile_cells(problem, 2)) return -1;
@@ -124,17 +134,33 @@ int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned
   if (shape.output_channels_last && aligned) return channel_vector_of(shape, strides);
   const Axis& width = problem.axes[2];
   const int vector = shape.output_step(2);
-  if (!aligned || !shape.stays || shape.element_bytes != 4 || strides[4] != 1 || (vector != 2 && vector != 4)) return 0;
+  const bool whole_words =
+      vector * shape.element_bytes >= 4 && vector <= shape.vector() && shape.vector() % vector == 0;
+  if (!aligned || !shape.stays || strides[4] != 1 || vector == 1 || !whole_words) return 0;
   if (shape.span[2] != vector || shape.block_channels % 8 != 0) return 0;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.slots[a] != shape.span[a]) return 0;  // outputs without a tap are no sums
   }
   // A sector that two warps write in parts costs a read, too: rows of the tensor and of a block begin with whole ones.
-  constexpr int kSector = 8;
-  bool fits = width.output() % kSector == 0 && width.pad_begin % kSector == 0;
-  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % kSector == 0;
-  fits = fits && (shape.tile[3] * vector % kSector == 0 || shape.tile[3] >= tile_cells(problem, 2));
+  const int sector = 32 / shape.element_bytes;
+  bool fits = width.output() % sector == 0 && width.pad_begin % sector == 0;
+  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % sector == 0;
+  fits = fits && (shape.tile[3] * vector % sector == 0 || shape.tile[3] >= tile_cells(problem, 2));
   return fits ? vector : 0;
+}
+
+// How many neighbours of a row can leave shared memory together: whole vectors, all inside or all outside.
+int row_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
+  const Strides& strides = tile_output_strides(problem);
+  if (!aligned || shape.output_channels_last || shape.output_step(2) != 1 || strides[4] != 1) return 1;
+  const Axis& width = problem.axes[2];
+  const std::int64_t outputs = shape.gradient ? width.input : width.output();
+  for (int vector = shape.vector(); vector > 1; vector /= 2) {
+    bool fits = outputs % vector == 0 && shape.tile[3] % vector == 0;
+    for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % vector == 0;
+    if (fits) return vector;
+  }
+  return 1;
 }
 
 constexpr int kLeastRegisters = 64;        // at a kernel's start
@@ -227,6 +253,10 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   if (device.arch != 90 || !device.has_wgmma) return;
   if (base.math == TileMath::fp32x3 && base.input_channels_last) return;
   base.granule = granule_of(problem, base, aligned);
+  if (aligned && base.granule < base.vector() && has_odd_rows(problem, base)) {
+    base.odd_rows = true;
+    base.granule = base.vector();
+  }
   if (base.granule == 0) return;
   base.streams = base.warpgroup = base.packed = true;
   for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
@@ -274,6 +304,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           shape.lead = lead_of(problem, shape);
           shape.stays = shape.depth_blocks == 1;
           shape.store_vector = store_vector_of(problem, shape, aligned);
+          shape.row_vector = row_vector_of(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;

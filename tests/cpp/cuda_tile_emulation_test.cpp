@@ -33,15 +33,16 @@ struct EmulatedTile : testing::Test {
     const test::EmulatedCase other(problem, random, strict ? 1 : -1);
     const std::vector<TileCandidate> candidates = tile_candidates(problem, test::gpu(arch));
     ASSERT_FALSE(candidates.empty());
-    std::set<std::array<bool, 7>> kinds;
+    std::set<std::array<bool, 8>> kinds;
     for (const TileCandidate& candidate : candidates) {
       const TileShape& shape = candidate.shape;
       const bool leaves_out = shape.skips_backs() && shape.stages_per_chunk() > 1;
       const bool by_teams = every_kind && test::takes_all();
-      const std::array<bool, 7> kind = {shape.packed,
+      const std::array<bool, 8> kind = {shape.packed,
                                         shape.streams,
                                         shape.streams && shape.stacks_tiles(),
                                         shape.store_vector > 0,
+                                        test::takes_all() && shape.row_vector > 1,
                                         every_kind && leaves_out,
                                         by_teams && shape.row_teams > 1,
                                         by_teams && shape.column_teams > 1};
@@ -59,6 +60,7 @@ struct EmulatedTile : testing::Test {
       stacks += shape.streams && shape.stacks_tiles() ? 1 : 0;
       vectors += shape.store_vector > 0 ? 1 : 0;
       tensors += shape.tensor_copies ? 1 : 0;
+      row_vectors += shape.row_vector > 1 ? 1 : 0;
     }
   }
 
@@ -74,6 +76,7 @@ struct EmulatedTile : testing::Test {
   int stacks = 0;
   int vectors = 0;
   int tensors = 0;
+  int row_vectors = 0;
   int stages_left_out = 0;
 };
 
@@ -119,6 +122,7 @@ TEST_F(EmulatedTile, ForwardByStreams) {
   EXPECT_GE(streams, static_cast<int>(count));
   EXPECT_GE(stacks, 1);
   EXPECT_GE(vectors, 1);
+  EXPECT_GE(row_vectors, 1);
 }
 
 // Channels-last boxes by the copy engine, and vectors of channels from the sums: kernels with and without lines, gaps
@@ -146,6 +150,61 @@ TEST_F(EmulatedTile, ChannelsLast) {
   EXPECT_GE(tensors, static_cast<int>(count));
   EXPECT_GE(stacks, 1);
   EXPECT_GE(vectors, static_cast<int>(count));
+}
+
+// Two bytes in rows: eight neighbours of a channel at once, where a kernel is no longer than its stride; samples and
+// planes that share a block, tails of cells and channels, groups, distances along another axis.
+TEST_F(EmulatedTile, VectorsOfCells) {
+  const std::vector<Problem> problems = {
+      in(make(2, 40, 24, 1, {axis(5, 2, 2, 0), axis(24, 2, 2, 0)}), DType::bf16),
+      in(make(1, 72, 64, 2, {axis(9, 3, 1, 1), axis(16, 1, 1, 0)}), DType::f16, Precision::strict),
+      in(make(3, 24, 16, 1, {axis(3, 2, 2, 0), axis(3, 3, 2, 1), axis(8, 2, 4, 0)}), DType::bf16),
+      in(make(2, 32, 16, 1, {axis(3, 1, 1, 0), axis(16, 4, 4, 0)}), DType::f16, Precision::strict),
+      in(make(1, 32, 16, 1, {axis(16, 8, 8, 0)}), DType::bf16),
+      in(make(1, 64, 128, 1, {axis(72, 1, 1, 0)}), DType::bf16),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    const test::EmulatedCase data(problems[i], random);
+    std::set<std::array<bool, 4>> kinds;
+    for (TileCandidate candidate : tile_candidates(problems[i], test::gpu(90))) {
+      TileShape& shape = candidate.shape;
+      if (!shape.names_vectors()) continue;
+      const std::array<bool, 4> kind = {shape.stays, shape.stacks_tiles(), shape.column_teams > 1,
+                                        shape.store_vector > 0};
+      if (!kinds.insert(kind).second) continue;
+      vectors += shape.store_vector > 0 ? 1 : 0;
+      if (shape.stays) shape.most_blocks = 2;
+      EXPECT_EQ(data.fails(propose_tile(problems[i], test::gpu(90), candidate)), "") << to_string(problems[i]);
+    }
+    EXPECT_FALSE(kinds.empty());
+  }
+  EXPECT_GE(vectors, 1);
+}
+
+// Rows that begin anywhere, copied by whole vectors: odd lengths, planes and samples, groups of channels that are no
+// multiple of a vector, the tensor's last row, padding, a last cell with fewer outputs.
+TEST_F(EmulatedTile, OddRows) {
+  const std::vector<Problem> problems = {
+      make(3, 22, 32, 2, {axis(5, 2, 2, 0), axis(7, 2, 2, 0)}),
+      in(make(2, 40, 24, 1, {axis(3, 2, 2, 1), axis(9, 4, 4, 2)}), DType::f32, Precision::strict),
+      make(1, 36, 16, 1, {axis(3, 2, 2, 0), axis(2, 1, 2, 0), axis(37, 3, 3, 1)}),
+      make(5, 20, 64, 1, {axis(6, 1, 1, 0), axis(14, 2, 2, 0)}),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  for (std::size_t i = 0; i < count; ++i) {
+    const test::EmulatedCase data(problems[i], random);
+    std::set<std::array<bool, 3>> kinds;
+    for (TileCandidate candidate : tile_candidates(problems[i], test::gpu(90))) {
+      TileShape& shape = candidate.shape;
+      if (!shape.streams) continue;
+      EXPECT_TRUE(shape.odd_rows);
+      if (!kinds.insert({shape.stays, shape.column_teams > 1, shape.tile[0] > 1}).second) continue;
+      if (shape.stays) shape.most_blocks = 2;
+      EXPECT_EQ(data.fails(propose_tile(problems[i], test::gpu(90), candidate)), "") << to_string(problems[i]);
+    }
+    EXPECT_FALSE(kinds.empty());
+  }
 }
 
 // The same in strict fp32: factors in halves, sums of a few products added up; lines, one distance, taps that some

@@ -195,6 +195,44 @@ TEST(Problem, WhatIsLegal) {
   }
 }
 
+TEST(Problem, AxesWithoutWorkAreJoined) {
+  const auto axes_of = [](const std::array<Axis, kSpatialAxes>& axes, bool channels_last = false) {
+    Problem problem;
+    problem.batch = 2;
+    problem.in_channels = 3;
+    problem.out_channels = 4;
+    problem.axes = axes;
+    set_contiguous(problem);
+    if (channels_last) {
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+    }
+    const Problem joined = with_joined_axes(problem);
+    EXPECT_EQ(element_count(joined.input_sizes()), element_count(problem.input_sizes()));
+    EXPECT_EQ(element_count(joined.output_sizes()), element_count(problem.output_sizes()));
+    EXPECT_EQ(joined.input_strides, problem.input_strides);
+    return joined.axes;
+  };
+  const auto nothing = [](std::int64_t size) { return Axis{.input = size}; };
+  const Axis taps{.input = 7, .kernel = 3, .stride = 2};
+  using Axes = std::array<Axis, kSpatialAxes>;
+  EXPECT_EQ(axes_of({nothing(5), nothing(6), nothing(7)}), (Axes{nothing(1), nothing(1), nothing(210)}));
+  EXPECT_EQ(axes_of({nothing(5), nothing(6), nothing(7)}, true), (Axes{nothing(1), nothing(1), nothing(210)}));
+  EXPECT_EQ(axes_of({nothing(1), nothing(6), nothing(7)}), (Axes{nothing(1), nothing(1), nothing(42)}));
+  EXPECT_EQ(axes_of({nothing(5), nothing(6), taps}), (Axes{nothing(1), nothing(30), taps}));
+  EXPECT_EQ(axes_of({nothing(5), taps, nothing(7)}), (Axes{nothing(5), taps, nothing(7)}));
+  for (const Axis& works : {Axis{.input = 7, .kernel = 2}, Axis{.input = 7, .stride = 2},
+                            Axis{.input = 7, .pad_begin = 1}, Axis{.input = 7, .pad_end = 1}}) {
+    EXPECT_EQ(axes_of({nothing(5), works, nothing(6)}), (Axes{nothing(5), works, nothing(6)}));
+  }
+
+  Problem apart;  // rows with gaps between them
+  apart.axes = {nothing(1), nothing(6), nothing(7)};
+  set_contiguous(apart);
+  apart.input_strides[3] = 8;
+  EXPECT_EQ(with_joined_axes(apart), apart);
+}
+
 TEST(Problem, BuildersRefuseWhatTheyCanNotCompute) {
   Problem problem = sample_problem();
   problem.groups = 0;

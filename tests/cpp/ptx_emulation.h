@@ -129,6 +129,19 @@ inline unsigned shared_address(const void* pointer) {
 
 inline int opaque(int value) { return value; }
 
+inline void load_matrices_transposed(unsigned (&out)[4], unsigned address) {
+  const int lane = emulation::lane();
+  const tconv::test::BlockEmulator::Exchange rows({address});
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    out[matrix] = 0;
+    for (int half = 0; half < 2; ++half) {
+      const unsigned row = rows.lane(matrix * 8 + lane % 4 * 2 + half)[0];
+      emulation::place(row, 16);
+      const unsigned bits = emulation::read<unsigned short>(row + static_cast<unsigned>(lane / 4) * 2);
+      out[matrix] |= bits << (16 * half);
+    }
+  }
+}
 inline void load_matrices(unsigned (&out)[4], unsigned address) {
   const int lane = emulation::lane();
   const tconv::test::BlockEmulator::Exchange rows({address});
@@ -151,6 +164,12 @@ void copy_async(unsigned shared, const void* global, bool wanted) {
   if (reinterpret_cast<std::uintptr_t>(global) % kBytes != 0)
     throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(target, global, kBytes);
+}
+inline void copy_16_async(unsigned shared, const void* global, int bytes) {
+  unsigned char* const target = emulation::place(shared, 16);
+  std::memset(target, 0, 16);
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
+  std::memcpy(target, global, static_cast<std::size_t>(bytes));
 }
 inline void commit_copies() {}
 template <int kPending>
@@ -202,28 +221,31 @@ void sync_first_threads() {
   tconv::test::BlockEmulator::first_threads(kThreads);
 }
 
-// How many phases have ended, who still has to arrive in this one, and bytes announced that have not come yet.
+// Bytes announced that have not come yet, how many phases have ended (modulo 2), and who still has to arrive in this
+// one.
+constexpr int kMostArrivals = 1024;
 struct Barrier {
   std::int32_t bytes;
-  std::uint16_t phases;
-  std::uint8_t missing;
-  std::uint8_t arrivals;
+  std::uint32_t phases : 1;
+  std::uint32_t missing : 15;
+  std::uint32_t arrivals : 16;
 };
 static_assert(sizeof(Barrier) == 8);
-inline void update_barrier(unsigned address, int bytes, int arrived) {
+inline void update_barrier(unsigned address, int bytes, unsigned arrived) {
   auto barrier = emulation::read<Barrier>(address);
   barrier.bytes += bytes;
   if (arrived > barrier.missing) throw std::runtime_error("more arrivals at a barrier than it waits for");
-  barrier.missing = static_cast<std::uint8_t>(barrier.missing - arrived);
+  barrier.missing = (barrier.missing - arrived) & 0x7fffU;
   if (barrier.missing == 0 && barrier.bytes == 0) {
-    ++barrier.phases;
-    barrier.missing = barrier.arrivals;
+    barrier.phases ^= 1U;
+    barrier.missing = barrier.arrivals & 0x7fffU;
   }
   std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
 inline void init_barrier(unsigned address, int arrivals) {
-  if (arrivals < 1 || arrivals > 255) throw std::runtime_error("barriers of that many arrivals are not emulated");
-  const Barrier barrier{0, 0, static_cast<std::uint8_t>(arrivals), static_cast<std::uint8_t>(arrivals)};
+  if (arrivals < 1 || arrivals > kMostArrivals) throw std::runtime_error("more arrivals than a block has threads");
+  const auto all = static_cast<std::uint32_t>(arrivals);
+  const Barrier barrier{.bytes = 0, .phases = 0, .missing = all & 0x7fffU, .arrivals = all & 0xffffU};
   std::memcpy(emulation::place(address, 8), &barrier, 8);
 }
 inline void arrive(unsigned address) { update_barrier(address, 0, 1); }
@@ -231,7 +253,7 @@ inline void arrive_after_copies(unsigned address) { update_barrier(address, 0, 1
 inline void publish_barriers() {}
 inline void expect_bytes(unsigned address, int bytes) { update_barrier(address, bytes, 1); }
 inline void wait_barrier(unsigned address, int parity) {
-  while (emulation::read<Barrier>(address).phases % 2 == parity)
+  while (emulation::read<Barrier>(address).phases == static_cast<unsigned>(parity))
     tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::poll);
 }
 inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned barrier) {

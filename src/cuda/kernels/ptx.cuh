@@ -27,6 +27,18 @@ __device__ __forceinline__ void load_matrices(unsigned (&out)[4], unsigned addre
                : "memory");
 }
 
+// The same, each matrix with its rows and columns exchanged.
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The first `bytes` of 16, and zeros.
+__device__ __forceinline__ void copy_16_async(unsigned shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void copy_16_async(unsigned shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }

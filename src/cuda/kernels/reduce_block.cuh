@@ -175,12 +175,13 @@ struct Ring {
     }
   }
 
-  // By one thread, before the others use the ring.
+  // By one thread, before the others use the ring. Every thread of a warp arrives: racecheck, too, should see the
+  // order.
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
-      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : kShape.loader_warps);
-      ptx::init_barrier(barriers + i * 16 + 8, kShape.team_warps());
+      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : 32 * kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16 + 8, 32 * kShape.team_warps());
     }
     ptx::publish_barriers();
   }
@@ -202,8 +203,8 @@ __device__ __forceinline__ void load_stages(const ReduceParams& params, const Re
       ptx::wait_barrier(ring.done(), ring.lap ^ 1);
       loader.arrange(slot, ring.stage());
       publish_stage();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::arrive(ring.loaded());
+      ptx::arrive(ring.loaded());
+      __syncwarp();  // all lanes have read the lines that the next copies overwrite
       ring.advance();
     }
     if (index + kRawStages < stages.end) loader.copy(params, block, origin, slot);
@@ -246,10 +247,7 @@ __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring,
     ptx::wait_barrier(ring.loaded(), ring.lap);
     team.multiply_stage(ring.stage(), 0, kShape.products());
     team.end_former_stage();
-    if (index > stages.begin) {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::arrive(former);
-    }
+    if (index > stages.begin) ptx::arrive(former);
     former = ring.done();
     ring.advance();
   }

@@ -58,6 +58,7 @@ struct TileShape {
   int row_unit;
   int granule;      // elements of one copy of the input
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
+  bool odd_rows;    // it even differs from row to row: rows begin anywhere, copies where 16 bytes do
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
   // A gradient that streams rows as they lie may take `window` neighbouring taps of the width as depth, as if each were
@@ -75,6 +76,7 @@ struct TileShape {
   // the cells of a warp fill whole sectors, or (channels-last) of neighbouring channels. 0: outputs pass through shared
   // memory.
   int store_vector;
+  int row_vector;  // outputs of a row that leave shared memory by one store
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -185,6 +187,7 @@ struct TileShape {
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
   }
+  constexpr bool stores_vectors() const { return store_vector > 1 || row_vector > 1; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
@@ -279,6 +282,12 @@ struct TileShape {
       return 4 * ((words - apart + 31) / 32 * 32 + apart);
     }
     return 4 * (element_bytes == 4 ? (words + 23) / 32 * 32 + 8 : (words + 11) / 16 * 16 + 4);
+  }
+  // Whether eight neighbouring columns are eight neighbours in memory at an address of a multiple of 16 bytes, whatever
+  // the distance: then the lanes of a warp name such vectors, and each other's channels come as pairs.
+  constexpr bool names_vectors() const {
+    return streams && !gradient && !input_channels_last && element_bytes == 2 && granule == 8 && lead == 0 &&
+           backs[2] == 1 && tile[3] % 8 == 0;
   }
   constexpr int cell_pitch() const { return slabs * 16 + (tensor_copies ? 0 : 16); }
   // Bytes from one cell to the next along an axis of the box.

@@ -23,6 +23,23 @@ __device__ __forceinline__ int output_pad(const TileParams& params, int axis) {
   return kShape.gradient ? 0 : params.pad[axis];
 }
 
+template <int kCount>
+__device__ __forceinline__ void store_vector(float* out, const float (&values)[kCount]) {
+  unsigned words[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
+  ptx::store_words(out, words);
+}
+template <int kCount>
+__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
+  unsigned words[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i)
+    words[i] = kShape.math == TileMath::f16 ? ptx::pack_f16(values[2 * i], values[2 * i + 1])
+                                            : ptx::pack_bf16(values[2 * i], values[2 * i + 1]);
+  ptx::store_words(out, words);
+}
+
 // Offsets in the table of store_channels are small: they count from the first output that the block could have.
 __device__ __forceinline__ long long table_origin(const TileParams& params, const BlockCells& cells) {
   long long origin = 0;
@@ -154,6 +171,24 @@ __device__ __forceinline__ float staged_value(const float* staged, int index) {
   return sum;
 }
 
+// Neighbours along the columns.
+template <int kCount>
+__device__ __forceinline__ void staged_values(const float* staged, int index, float (&values)[kCount]) {
+  if constexpr (kCount == 1 || kShape.depth_blocks > 1) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = staged_value(staged, index + i);
+  } else {
+    constexpr int kBytes = kCount == 2 ? 8 : 16;
+#pragma unroll
+    for (int i = 0; i < kCount; i += kBytes / 4) {
+      unsigned words[kBytes / 4];
+      ptx::load_shared<kBytes>(ptx::shared_address(staged + index + i), words);
+#pragma unroll
+      for (int j = 0; j < kBytes / 4; ++j) values[i + j] = __uint_as_float(words[j]);
+    }
+  }
+}
+
 // Of the threads that store: all, or those that have multiplied.
 __device__ __forceinline__ void sync_storing() {
   if constexpr (kShape.streams) {
@@ -175,7 +210,9 @@ __device__ __forceinline__ void wait_for_blocks() {
 // them.
 __device__ __forceinline__ void store_rows(const TileParams& params, const BlockRows& rows, const BlockCells& cells,
                                            int turn, int rank, const float* staged, Element* output) {
-  constexpr int kAcross = kPositions >= kThreads ? kThreads : (kPositions + 31) / 32 * 32;
+  constexpr int kVector = kShape.row_vector;
+  constexpr int kPlaces = kPositions / kVector;
+  constexpr int kAcross = kPlaces >= kThreads ? kThreads : (kPlaces + 31) / 32 * 32;
   constexpr int kBlockTeams = kThreads / kAcross;
   constexpr int kTeams = kBlockTeams * kShape.depth_blocks;
   constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kTurnChannels % kTeams == 0;
@@ -183,8 +220,8 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
   const int team = threadIdx.x / kAcross + rank * kBlockTeams;
   const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
   const long long stride = params.output_strides[1];
-  for (int index = threadIdx.x % kAcross; index < kPositions; index += kAcross) {
-    const Position position = position_of(params, rows, cells, index);
+  for (int index = threadIdx.x % kAcross; index < kPlaces; index += kAcross) {
+    const Position position = position_of(params, rows, cells, index * kVector);
     if (!position.inside) continue;
     Element* out = output + position.place + team * stride;
     const bool has_phase = position.staged >= 0;
@@ -193,9 +230,14 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     for (int i = 0; i < (kTurnChannels + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
       if (!kWhole && channel >= channels) break;
-      float result = staged_value(staged, first + i * kTeams * kPitch);
-      if (kHasGaps && !has_phase) result = bias_of(params, rows, turn * kTurnChannels + channel);
-      *out = to_storage(result, Element());
+      float results[kVector];
+      staged_values(staged, first + i * kTeams * kPitch, results);
+      if constexpr (kVector > 1) {
+        store_vector(out, results);
+      } else {
+        if (kHasGaps && !has_phase) results[0] = bias_of(params, rows, turn * kTurnChannels + channel);
+        *out = to_storage(results[0], Element());
+      }
       out += kTeams * stride;
     }
   }

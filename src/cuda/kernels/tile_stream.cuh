@@ -61,19 +61,22 @@ struct CellTeam {
   // Where factors are split: the sum of a few products, on its way to `sum`.
   static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
   float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
-  // Bytes from the box's first element to this thread's two cells and first channel, or (tensor copies) to the cell
-  // whose 16 bytes it names to the others of its warp.
-  static constexpr int kNamed = kShape.tensor_copies ? 1 : 2;
+  // Bytes from the box's first element to this thread's two cells and first channel, or to the 16 bytes that it names
+  // to the others of its warp: channels of a cell (tensor copies), or cells of a channel.
+  static constexpr int kNamed = kShape.tensor_copies || kShape.names_vectors() ? 1 : 2;
   unsigned at[kPlaces][kNamed];
   int first_column;
   static constexpr int depth_team = 0;
 
-  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
+  __device__ __forceinline__ CellTeam(const TileParams& params, const TilePlace& tile) {
+    const BlockCells& cells = tile.cells;
     const int lane = threadIdx.x % 32;
+    const int first_channel = tile.rows.group * kShape.read_channels() + lane % 4;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
     const int channel = kShape.tensor_copies         ? 0
+                        : kShape.names_vectors()     ? (lane % 8 + lane / 16 * 8) * kShape.channel_pitch()
                         : kShape.input_channels_last ? lane % 4 * 4
                         : kShape.window > 1          ? lane % 4 * kPair / kShape.window * kShape.channel_pitch() +
                                                            lane % 4 * kPair % kShape.window * kShape.element_bytes
@@ -82,11 +85,16 @@ struct CellTeam {
     for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
       for (int half = 0; half < kNamed; ++half) {
-        const int named = kShape.tensor_copies ? column(i) - lane / 4 + lane % 16 : column(i) + half * 8;
+        const int first = column(i) - lane / 4;
+        const int named = kShape.tensor_copies     ? first + lane % 16
+                          : kShape.names_vectors() ? first + lane / 8 % 2 * 8
+                                                   : column(i) + half * 8;
         const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
-        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
-                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
+        const int lead =
+            kShape.odd_rows ? odd_row_lead(params, cells, place.at, first_channel) : box_lead(params, cells);
+        at[i][half] = channel + lead * kShape.element_bytes + w * kShape.cell_step(2) * kShape.box_step(2) +
+                      h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
       }
     }
@@ -118,6 +126,11 @@ struct CellTeam {
     for (int i = 0; i < kFragments; ++i) {
       if constexpr (kShape.tensor_copies) {
         load_named(out[i], stage + at[kPlaces > 1 ? i : 0][0] + offset + i * kShape.line_step(), step);
+        continue;
+      }
+      if constexpr (kShape.names_vectors()) {
+        ptx::load_matrices_transposed(out[i], stage + at[kPlaces > 1 ? i : 0][0] + offset + i * kShape.line_step() +
+                                                  step * 16 * kShape.channel_pitch());
         continue;
       }
 #pragma unroll
@@ -268,11 +281,6 @@ struct StreamReader {
     return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
   }
 
-  static __device__ __forceinline__ void give_back(unsigned barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
-  }
-
   // One item: multiplies its fragments while those of the next one are loaded.
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
                                        int item) {
@@ -295,11 +303,11 @@ struct StreamReader {
   }
 
   __device__ __forceinline__ void give_back_input() {
-    give_back(barriers.input_empty(input.slot));
+    ptx::arrive(barriers.input_empty(input.slot));
     input.advance();
   }
   __device__ __forceinline__ void give_back_weights() {
-    give_back(barriers.weight_empty(released));
+    ptx::arrive(barriers.weight_empty(released));
     released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
@@ -422,7 +430,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   ptx::take_registers<kShape.multiplying_registers()>();
   StreamReader reader{barriers, input_ring, weight_ring};
   for_each_tile([&](int tile) {
-    CellTeam team(params, TilePlace(params, tile).cells);
+    CellTeam team(params, TilePlace(params, tile));
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));

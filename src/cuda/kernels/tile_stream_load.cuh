@@ -17,18 +17,19 @@ struct StreamBarriers {
   __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
 
-  // By one thread. A warp that multiplies arrives once when it is done with a slot.
+  // By one thread. Every thread that multiplies arrives when it is done with a slot: one for a whole warp would do, but
+  // then compute-sanitizer's racecheck takes the reads of the others for unordered.
   __device__ __forceinline__ void init() const {
-    constexpr int kWarps = kShape.multiplying_threads() / 32;
+    constexpr int kReaders = kShape.multiplying_threads();
 #pragma unroll
     for (int slot = 0; slot < kShape.input_ring; ++slot) {
       ptx::init_barrier(input_full(slot), kInputArrivals);
-      ptx::init_barrier(input_empty(slot), kWarps);
+      ptx::init_barrier(input_empty(slot), kReaders);
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
       ptx::init_barrier(weight_full(slot), 1);
-      ptx::init_barrier(weight_empty(slot), kWarps);
+      ptx::init_barrier(weight_empty(slot), kReaders);
     }
     ptx::publish_barriers();
   }
@@ -57,6 +58,16 @@ __device__ __forceinline__ int box_begin(const TileParams& params, const BlockCe
 __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
   if (kShape.lead >= 0) return kShape.lead;
   return box_begin(params, cells, 2) & (kShape.granule - 1);
+}
+// The same for rows that begin anywhere, for a row of the box in a channel of the tensor. Channels of a whole vector
+// further it is the same; only the last bits of places count.
+__device__ __forceinline__ int odd_row_lead(const TileParams& params, const BlockCells& cells, const int (&cell)[4],
+                                            int channel) {
+  const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
+  unsigned place = (cells.first[0] + cell[0]) * stride(0) + channel * stride(1) + box_begin(params, cells, 2);
+#pragma unroll
+  for (int axis = 0; axis < 2; ++axis) place += (box_begin(params, cells, axis) + cell[1 + axis]) * stride(2 + axis);
+  return static_cast<int>(place & (kShape.granule - 1));
 }
 // One thread asks for all weights.
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
