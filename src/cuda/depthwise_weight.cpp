@@ -49,12 +49,13 @@ std::string_view why_not(const Problem& problem) {
 }
 
 // Strips need rows that lie densely, and windows that fit registers.
-DepthwiseStrip strip_of(const Problem& problem, bool aligned) {
+DepthwiseStrip strip_of(const Problem& problem, bool along_pixels, bool aligned) {
   constexpr DepthwiseStrip kNone = {.cells = 0, .input_load = 1, .output_load = 1, .lead = 0, .needed = 1};
   constexpr std::int64_t kMostWindow = 48;
   constexpr std::int64_t kMostBody = 1024;  // unrolled multiply-adds
   const Axis& width = problem.axes[2];
-  if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1 || width.stride > 8) return kNone;
+  if (!along_pixels || problem.input_strides[4] != 1 || problem.output_strides[4] != 1 || width.stride > 8)
+    return kNone;
   const int vector = 16 / static_cast<int>(size_of(problem.dtype));
   const auto together = [&](const Sizes& sizes, const Strides& strides) {
     int most = aligned ? vector : 1;
@@ -78,20 +79,58 @@ DepthwiseStrip strip_of(const Problem& problem, bool aligned) {
   return kNone;
 }
 
+// Threads along the channels, where these are neighbours in both tensors: as many channels of a thread as move together
+// and leave room for their sums.
+DepthwiseAcross across_of(const Problem& problem) {
+  DepthwiseAcross across{};
+  if (problem.groups == 1 || problem.input_strides[1] != 1 || problem.output_strides[1] != 1) return across;
+  constexpr std::int64_t kMostSums = 64;
+  constexpr std::int64_t kMostLanes = 32;
+  constexpr std::int64_t kMostBody = 128;  // unrolled multiply-adds
+  const Sizes input = problem.input_sizes();
+  const Sizes output = problem.output_sizes();
+  const auto fits = [&](std::int64_t channels) {
+    if (channels == 1) return true;
+    if (problem.groups % channels != 0 || channels * taps_of(problem) > kMostSums) return false;
+    for (const std::size_t i : {0U, 2U, 3U, 4U}) {
+      if ((i == 0 || input[i] > 1) && problem.input_strides[i] % channels != 0) return false;
+      if ((i == 0 || output[i] > 1) && problem.output_strides[i] % channels != 0) return false;
+    }
+    return true;
+  };
+  across.channels = 16 / static_cast<int>(size_of(problem.dtype));
+  while (!fits(across.channels)) across.channels /= 2;
+  across.load = across.channels;
+  across.lanes = static_cast<int>(std::min(ceil_div(problem.groups, across.channels), kMostLanes));
+  const Axis& width = problem.axes[2];
+  across.cells = 1;
+  for (const int cells : {2, 4}) {
+    const std::int64_t window = (cells - 1) * width.stride + (width.kernel - 1) * width.dilation + 1;
+    const std::int64_t body = cells * taps_of(problem) * across.channels;
+    if (cells <= width.input && (cells + window) * across.channels <= 48 && body <= kMostBody) across.cells = cells;
+  }
+  return across;
+}
+
 class DepthwiseWeightKernel final : public Kernel {
  public:
   DepthwiseWeightKernel(const Problem& problem, const DeviceProperties& device)
-      : across_(problem.groups > 1 && problem.input_strides[1] == 1 && problem.output_strides[1] == 1),
+      : across_(across_of(problem)),
         taps_(taps_of(problem)),
         device_(device.device.index),
-        strip_(strip_of(problem, true)),
-        main_(source(problem, "tconv_depthwise_weight", strip_), 0, device.arch),
-        finish_(source(problem, "tconv_depthwise_weight_finish", strip_), 0, device.arch) {
+        strip_(strip_of(problem, across_.lanes == 0, true)),
+        main_(source(problem, "tconv_depthwise_weight", strip_, across_), 0, device.arch),
+        finish_(source(problem, "tconv_depthwise_weight_finish", strip_, across_), 0, device.arch) {
     const std::uintptr_t bytes = size_of(problem.dtype);
-    input_alignment_ = bytes * static_cast<std::uintptr_t>(strip_.input_load);
-    output_alignment_ = bytes * static_cast<std::uintptr_t>(strip_.output_load);
-    if (strip_.input_load * strip_.output_load > 1)
-      unaligned_.emplace(source(problem, "tconv_depthwise_weight", strip_of(problem, false)), 0, device.arch);
+    input_alignment_ = bytes * static_cast<std::uintptr_t>(std::max(across_.load, strip_.input_load));
+    output_alignment_ = bytes * static_cast<std::uintptr_t>(std::max(across_.load, strip_.output_load));
+    if (input_alignment_ > bytes || output_alignment_ > bytes) {
+      DepthwiseAcross singly = across_;
+      singly.load = std::min(across_.load, 1);
+      unaligned_.emplace(
+          source(problem, "tconv_depthwise_weight", strip_of(problem, across_.lanes == 0, false), singly), 0,
+          device.arch);
+    }
     std::copy(problem.input_strides.begin(), problem.input_strides.end(), params_.input_strides);
     std::copy(problem.weight_strides.begin(), problem.weight_strides.end(), params_.weight_strides);
     std::copy(problem.output_strides.begin(), problem.output_strides.end(), params_.output_strides);
@@ -102,7 +141,11 @@ class DepthwiseWeightKernel final : public Kernel {
       params_.pad[a] = static_cast<int>(problem.axes[a].pad_begin);
     }
     std::copy(std::begin(params_.input_size), std::end(params_.input_size), params_.steps);
-    std::int64_t least = across_ ? kLeastPixels / kDepthwiseLanes : kLeastPixels;
+    std::int64_t least = kLeastPixels;
+    if (across_.lanes > 0) {
+      params_.steps[2] = static_cast<int>(ceil_div(params_.input_size[2], across_.cells));
+      least = kLeastPixels / (across_.lanes * across_.cells);
+    }
     if (strip_.cells > 0) {
       params_.steps[2] = static_cast<int>(ceil_div(params_.input_size[2], strip_.cells));
       least = 2 * kLeastPixels / strip_.cells;
@@ -139,7 +182,10 @@ class DepthwiseWeightKernel final : public Kernel {
   }
 
   std::string describe() const override {
-    return std::string("a sum per tap and thread, threads along the ") + (across_ ? "channels, " : "pixels, ") +
+    return std::string("a sum per tap and thread, threads along the ") +
+           (across_.lanes > 0 ? "channels (" + std::to_string(across_.channels) + " of " +
+                                    std::to_string(across_.cells) + " cells a thread), "
+                              : "pixels, ") +
            (strip_.cells > 0
                 ? "strips of " + std::to_string(strip_.cells) + " by vectors of " + std::to_string(strip_.input_load) +
                       " and " + std::to_string(strip_.output_load) + ", "
@@ -153,7 +199,8 @@ class DepthwiseWeightKernel final : public Kernel {
   }
 
  private:
-  KernelSource source(const Problem& problem, const char* entry, const DepthwiseStrip& strip) const {
+  static KernelSource source(const Problem& problem, const char* entry, const DepthwiseStrip& strip,
+                             const DepthwiseAcross& across) {
     const auto list = [&](std::int64_t Axis::* member) {
       std::string text = "{";
       for (const Axis& axis : problem.axes) text += (text.size() > 1 ? ", " : "") + std::to_string(axis.*member);
@@ -163,20 +210,20 @@ class DepthwiseWeightKernel final : public Kernel {
         "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " +
         std::string(element_name(problem.dtype)) + ";\nconstexpr int kKernel[] = " + list(&Axis::kernel) +
         "constexpr int kStride[] = " + list(&Axis::stride) + "constexpr int kDilation[] = " + list(&Axis::dilation) +
-        "constexpr bool kAcross = " + (across_ ? "true" : "false") +
-        ";\n#include \"depthwise_weight_params.cuh\"\nconstexpr DepthwiseStrip kStrip = {" +
-        std::to_string(strip.cells) + ", " + std::to_string(strip.input_load) + ", " +
-        std::to_string(strip.output_load) + ", " + std::to_string(strip.lead) + ", " + std::to_string(strip.needed) +
-        "};\n";
+        "#include \"depthwise_weight_params.cuh\"\nconstexpr DepthwiseAcross kAcross = {" +
+        std::to_string(across.channels) + ", " + std::to_string(across.load) + ", " + std::to_string(across.lanes) +
+        ", " + std::to_string(across.cells) + "};\nconstexpr DepthwiseStrip kStrip = {" + std::to_string(strip.cells) +
+        ", " + std::to_string(strip.input_load) + ", " + std::to_string(strip.output_load) + ", " +
+        std::to_string(strip.lead) + ", " + std::to_string(strip.needed) + "};\n";
     return {.file = "depthwise_weight.cuh", .config = config, .entry = entry};
   }
 
   std::int64_t channel_blocks() const {
-    return across_ ? ceil_div(params_.channels, kDepthwiseLanes) : params_.channels;
+    return across_.lanes > 0 ? ceil_div(params_.channels, across_.block_channels()) : params_.channels;
   }
   std::int64_t blocks() const { return channel_blocks() * params_.parts; }
 
-  bool across_;
+  DepthwiseAcross across_;
   std::int64_t taps_;
   int device_;
   DepthwiseStrip strip_;
@@ -196,10 +243,12 @@ Proposal propose_depthwise_weight(const Problem& problem, const DeviceProperties
   Proposal proposal;
   proposal.workspace_bytes = kernel->workspace_bytes();
   // Reads of neighbouring threads are as far apart as the stride; the first level cache serves them line by line.
-  // Strips read a quarter as often.
-  const double loads = static_cast<double>(pixels_of(problem) * taps_of(problem) * problem.groups) / 32 *
-                       std::min(8.0, static_cast<double>(problem.axes[2].stride)) *
-                       (strip_of(problem, true).cells > 0 ? 0.25 : 1.0);
+  // Strips read a quarter as often, and channels that lie together are read together.
+  const DepthwiseAcross across = across_of(problem);
+  const double apart = across.lanes > 0 ? 1.0 / across.channels
+                                        : std::min(8.0, static_cast<double>(problem.axes[2].stride)) *
+                                              (strip_of(problem, true, true).cells > 0 ? 0.25 : 1.0);
+  const double loads = static_cast<double>(pixels_of(problem) * taps_of(problem) * problem.groups) / 32 * apart;
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes())) *
       static_cast<double>(size_of(problem.dtype));

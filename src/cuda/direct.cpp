@@ -5,6 +5,7 @@
 
 #include "cuda/direct_gradient_depthwise.h"
 #include "cuda/direct_gradient_plan.h"
+#include "cuda/direct_last.h"
 #include "cuda/element_name.h"
 #include "cuda/jit_kernel.h"
 
@@ -152,23 +153,29 @@ Proposal propose_direct(const Problem& problem, const DeviceProperties& device) 
 }
 
 Proposal propose_direct_cut(const Problem& problem, const DeviceProperties& device, int index) {
-  if (problem.direction == Direction::grad_input) {
-    const bool depthwise = why_no_depthwise_gradient(problem).empty();
-    const DirectGradientPlan plan = plan_direct_gradient(problem, device, depthwise ? std::max(index - 1, 0) : index);
-    if (!plan.declined.empty()) return Proposal::decline(plan.declined);
-    return depthwise && index == 0 ? propose_depthwise_gradient(problem, device)
-                                   : propose_direct_gradient(plan, device);
-  }
+  const bool gradient = problem.direction == Direction::grad_input;
   DepthwisePlan depthwise = plan_depthwise(problem, device);
-  const bool special = depthwise.declined.empty();
-  Proposal proposal;
-  if (special && index == 0) {
-    proposal.expected_seconds = depthwise.expected_seconds;
-    proposal.kernel = std::make_shared<DepthwiseKernel>(std::move(depthwise), problem.dtype, device);
-    return proposal;
+  // A kernel of its own comes before the tiles for any group.
+  if (gradient ? why_no_depthwise_gradient(problem).empty() : depthwise.declined.empty()) {
+    if (index-- == 0) {
+      if (gradient) return propose_depthwise_gradient(problem, device);
+      Proposal proposal;
+      proposal.expected_seconds = depthwise.expected_seconds;
+      proposal.kernel = std::make_shared<DepthwiseKernel>(std::move(depthwise), problem.dtype, device);
+      return proposal;
+    }
+  } else if (plan_last(problem, device).declined.empty()) {
+    const int cuts = last_cuts(problem);
+    if (index < cuts) return propose_last(plan_last(problem, device, index), problem, device);
+    index -= cuts;
   }
-  DirectPlan plan = plan_direct(problem, device, special ? index - 1 : index);
+  if (gradient) {
+    const DirectGradientPlan plan = plan_direct_gradient(problem, device, index);
+    return plan.declined.empty() ? propose_direct_gradient(plan, device) : Proposal::decline(plan.declined);
+  }
+  DirectPlan plan = plan_direct(problem, device, index);
   if (!plan.declined.empty()) return Proposal::decline(plan.declined);
+  Proposal proposal;
   proposal.expected_seconds = plan.expected_seconds;
   proposal.kernel = std::make_shared<DirectKernel>(std::move(plan), problem.dtype, device);
   return proposal;

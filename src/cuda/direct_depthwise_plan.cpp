@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "cuda/direct_axis.h"
+
 namespace tconv::cuda {
 namespace {
 
@@ -19,15 +21,6 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 std::int64_t cells(const Axis& axis) { return ceil_div(axis.output(), axis.stride); }
 
 bool power_of_two(std::int64_t value) { return (value & (value - 1)) == 0; }
-
-DirectAxis direct_axis(const Axis& axis) {
-  DirectAxis out{};
-  out.kernel = static_cast<int>(axis.kernel);
-  out.stride = static_cast<int>(axis.stride);
-  out.dilation = axis.kernel == 1 ? 1 : static_cast<int>(axis.dilation);
-  out.pad_residue = static_cast<int>(axis.pad_begin % axis.stride);
-  return out;
-}
 
 constexpr std::int64_t kTallestStride = 32;  // the kernel unrolls over the rows of a cell
 
@@ -64,16 +57,6 @@ std::string declines(const Problem& problem) {
   }
   if (problem.batch > kInt / 2 / problem.out_channels) return "there are too many planes for a grid";
   return {};
-}
-
-DepthwiseDivisor divisor(std::int64_t by) {
-  int bits = 0;
-  while ((std::int64_t{1} << bits) < by) ++bits;
-  DepthwiseDivisor out{};
-  out.shift = 31 + bits;
-  out.multiplier = static_cast<unsigned>(((std::uint64_t{1} << out.shift) + static_cast<std::uint64_t>(by) - 1) /
-                                         static_cast<std::uint64_t>(by));
-  return out;
 }
 
 // Cells that a plane's tiles may begin before its first one.
@@ -177,10 +160,10 @@ void complete(DepthwisePlan& plan, const Problem& problem) {
   a.out_width = static_cast<int>(problem.axes[2].output());
   a.pad_cells_height = static_cast<int>(problem.axes[1].pad_begin / problem.axes[1].stride);
   a.pad_cells_width = static_cast<int>(problem.axes[2].pad_begin / problem.axes[2].stride);
-  a.by_channels = divisor(a.channels);
-  a.by_group_channels = divisor(a.group_channels);
-  a.by_tiles = divisor(a.tiles);
-  a.by_tiles_width = divisor(a.tiles_width);
+  a.by_channels = direct_divisor(a.channels);
+  a.by_group_channels = direct_divisor(a.group_channels);
+  a.by_tiles = direct_divisor(a.tiles);
+  a.by_tiles_width = direct_divisor(a.tiles_width);
   plan.blocks = ceil_div(a.planes, c.planes) * a.tiles;
 }
 

@@ -142,6 +142,8 @@ class DepthwiseGradientKernel final : public Kernel {
 }  // namespace
 
 std::string_view why_no_depthwise_gradient(const Problem& problem) {
+  if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0)
+    return "there is nothing to compute";
   if (problem.in_channels_per_group() != 1 || problem.out_channels_per_group() != 1)
     return "groups have more than one channel";
   if (problem.axes[0] != Axis{}) return "it has a third axis";

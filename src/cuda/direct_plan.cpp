@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "cuda/direct_axis.h"
 #include "cuda/direct_cost.h"
 
 namespace tconv::cuda {
@@ -29,15 +30,6 @@ constexpr int kMostThreads = 512;
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::int64_t cells(const Axis& axis) { return ceil_div(axis.output(), axis.stride); }
-
-DirectAxis direct_axis(const Axis& axis) {
-  DirectAxis out{};
-  out.kernel = static_cast<int>(axis.kernel);
-  out.stride = static_cast<int>(axis.stride);
-  out.dilation = axis.kernel == 1 ? 1 : static_cast<int>(axis.dilation);
-  out.pad_residue = static_cast<int>(axis.pad_begin % axis.stride);
-  return out;
-}
 
 std::string declines(const Problem& problem, const DeviceProperties& device) {
   if (problem.direction != Direction::forward) return "it computes the forward direction alone";

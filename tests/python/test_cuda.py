@@ -340,6 +340,41 @@ def test_gradients_of_small_groups(precision):
     assert ran == (0 if declines_all else wanted)
 
 
+def test_channels_last_depthwise_and_small_groups(precision):
+    """Forward and grad_input by the kernel that walks along the channels, whichever tile, at any address."""
+    dtype, _ = precision
+    rng = random.Random(f"channels last {dtype}")
+    wanted = max(COUNT // 10, 1)
+    ran = 0
+    for _ in range(8 * wanted):  # it has no second tile for some
+        if ran == wanted:
+            break
+        case = draw(rng, "direct")
+        while case.rank == 1:
+            case = draw(rng, "direct")
+        if rng.random() < 0.6:
+            case = replace(case, groups=rng.choice((3, 8, 16, 33, 128, 300)), in_per_group=1, out_per_group=1)
+        else:
+            case = replace(case, groups=rng.choice((2, 3, 4)), in_per_group=rng.choice((1, 3, 4, 8, 16)))
+        x, w, b = (None if t is None else t.to("cuda", dtype) for t in case.tensors(torch.float32))
+        shape = (case.batch, case.groups * case.out_per_group, *case.output)
+        dy = torch.randn(shape, device="cuda").to(dtype).to(memory_format=CHANNELS_LAST[case.rank])
+        lead = rng.choice((0, 0, 1, 3))
+        memory = torch.empty(x.numel() + lead, device="cuda", dtype=dtype)
+        x = memory[lead:].as_strided(x.shape, x.to(memory_format=CHANNELS_LAST[case.rank]).stride()).copy_(x)
+        with tconv.testing.force_family(f"direct#{rng.choice((0, 0, 1, 2, 3))}"):
+            try:
+                actual = OURS[case.rank](x, w, b, **case.parameters)
+                dx, _, _ = backward(case, dy, x, w, (True, False, False))
+            except RuntimeError as error:
+                assert "no kernel family takes the problem" in str(error) or "declines" in str(error), error
+                continue
+        check(case, x, w, b, actual, tf32=False)
+        check_backward(case, x, w, dy, (dx, None, None), tf32=False)
+        ran += 1
+    assert ran == wanted
+
+
 def test_each_gradient_alone_and_all_together(precision):
     dtype, tf32 = precision
     rng = random.Random(f"gradients {dtype} {tf32}")

@@ -4,7 +4,7 @@
 // The config before this file states
 //   Element                    F32, F16 or BF16
 //   kKernel, kStride, kDilation    int[3]
-//   kAcross                    neighbouring threads take neighbouring channels, rather than pixels
+//   kAcross                    a DepthwiseAcross: neighbouring threads take neighbouring channels, rather than pixels
 //   kStrip                     a DepthwiseStrip
 #include "depthwise_weight_params.cuh"
 #include "ptx.cuh"
@@ -14,7 +14,8 @@ using Storage = Element::Storage;
 using tconv_device::i64;
 
 constexpr int kTaps = kKernel[0] * kKernel[1] * kKernel[2];
-constexpr int kAtOnce = kAcross ? kDepthwiseThreads / kDepthwiseLanes : kDepthwiseThreads;  // threads of a channel
+constexpr int kChannels = kAcross.lanes > 0 ? kAcross.channels : 1;                                 // of a thread
+constexpr int kAtOnce = kAcross.lanes > 0 ? kDepthwiseThreads / kAcross.lanes : kDepthwiseThreads;  // threads of one
 
 // A pixel (or a strip of them) as sample, depth, row and column.
 struct Pixel {
@@ -40,6 +41,11 @@ struct Pixel {
   }
 };
 
+template <int kCount>
+struct alignas(sizeof(Storage) * kCount) Vector {
+  Storage value[kCount];
+};
+
 __device__ __forceinline__ float element_if(bool exists, const Storage* global) {
   unsigned word[1];
   ptx::load_if<sizeof(Storage)>(exists ? 1 : 0, global, word);
@@ -51,7 +57,7 @@ __device__ __forceinline__ float element_if(bool exists, const Storage* global) 
 }
 
 __device__ __forceinline__ void add_pixel(const DepthwiseWeightParams& p, const Storage* input, const Storage* output,
-                                          const Pixel& pixel, float (&sum)[kTaps]) {
+                                          const Pixel& pixel, float (&sum)[kTaps][kChannels]) {
   const float value = Element::load(input[pixel.at[0] * p.input_strides[0] + pixel.at[1] * p.input_strides[2] +
                                           pixel.at[2] * p.input_strides[3] + pixel.at[3] * p.input_strides[4]]);
   int first[3];
@@ -72,17 +78,12 @@ __device__ __forceinline__ void add_pixel(const DepthwiseWeightParams& p, const 
       for (int w = 0; w < kKernel[2]; ++w) {
         const int column = first[2] + w * kDilation[2];
         const bool exists = inside && static_cast<unsigned>(column) < static_cast<unsigned>(p.output_size[2]);
-        sum[(d * kKernel[1] + h) * kKernel[2] + w] +=
+        sum[(d * kKernel[1] + h) * kKernel[2] + w][0] +=
             value * element_if(exists, line + w * kDilation[2] * p.output_strides[4]);
       }
     }
   }
 }
-
-template <int kCount>
-struct alignas(sizeof(Storage) * kCount) Vector {
-  Storage value[kCount];
-};
 
 // Columns first, first + 1, ... of a row: by vectors where all of them exist.
 template <int kLoad, int kCount>
@@ -103,9 +104,70 @@ __device__ __forceinline__ void load_row(const Storage* row, int first, int widt
   }
 }
 
+__device__ __forceinline__ Vector<kChannels> load_channels(const Storage* from) {
+  if constexpr (kAcross.load == kChannels) {
+    return *reinterpret_cast<const Vector<kChannels>*>(from);
+  } else {
+    Vector<kChannels> channels;
+#pragma unroll
+    for (int v = 0; v < kChannels; ++v) channels.value[v] = from[v];
+    return channels;
+  }
+}
+
+// Some cells of a row, a few channels of them: what they read lies a stride apart, and neighbouring cells share it.
+template <int kCells>
+__device__ __forceinline__ void add_cells(const DepthwiseWeightParams& p, const Storage* input, const Storage* output,
+                                          const Pixel& place, float (&sum)[kTaps][kChannels]) {
+  using Channels = Vector<kChannels>;
+  const int first_cell = place.at[3] * kCells;
+  const Storage* const row = input + place.at[0] * p.input_strides[0] + place.at[1] * p.input_strides[2] +
+                             place.at[2] * p.input_strides[3] + first_cell * p.input_strides[4];
+  Channels cells[kCells];
+#pragma unroll
+  for (int q = 0; q < kCells; ++q) {
+    cells[q] = {};
+    if (first_cell + q < p.input_size[2]) cells[q] = load_channels(row + q * p.input_strides[4]);
+  }
+  const int first[3] = {place.at[1] * kStride[0] - p.pad[0], place.at[2] * kStride[1] - p.pad[1],
+                        first_cell * kStride[2] - p.pad[2]};
+  const Storage* const sample = output + place.at[0] * p.output_strides[0];
+  constexpr int kWindow = (kCells - 1) * kStride[2] + (kKernel[2] - 1) * kDilation[2] + 1;
+#pragma unroll
+  for (int d = 0; d < kKernel[0]; ++d) {
+#pragma unroll
+    for (int h = 0; h < kKernel[1]; ++h) {
+      const int plane = first[0] + d * kDilation[0];
+      const int line = first[1] + h * kDilation[1];
+      const bool inside = static_cast<unsigned>(plane) < static_cast<unsigned>(p.output_size[0]) &&
+                          static_cast<unsigned>(line) < static_cast<unsigned>(p.output_size[1]);
+      const Storage* const from =
+          sample + plane * p.output_strides[2] + line * p.output_strides[3] + first[2] * p.output_strides[4];
+      Channels window[kWindow];
+#pragma unroll
+      for (int i = 0; i < kWindow; ++i) {
+        window[i] = {};
+        if (inside && static_cast<unsigned>(first[2] + i) < static_cast<unsigned>(p.output_size[2]))
+          window[i] = load_channels(from + i * p.output_strides[4]);
+      }
+#pragma unroll
+      for (int w = 0; w < kKernel[2]; ++w) {
+#pragma unroll
+        for (int q = 0; q < kCells; ++q) {
+#pragma unroll
+          for (int v = 0; v < kChannels; ++v) {
+            sum[(d * kKernel[1] + h) * kKernel[2] + w][v] +=
+                Element::load(cells[q].value[v]) * Element::load(window[q * kStride[2] + w * kDilation[2]].value[v]);
+          }
+        }
+      }
+    }
+  }
+}
+
 template <int kCells>
 __device__ __forceinline__ void add_strip(const DepthwiseWeightParams& p, const Storage* input, const Storage* output,
-                                          const Pixel& place, float (&sum)[kTaps]) {
+                                          const Pixel& place, float (&sum)[kTaps][kChannels]) {
   float cells[kCells];
   load_row<kStrip.input_load>(
       input + place.at[0] * p.input_strides[0] + place.at[1] * p.input_strides[2] + place.at[2] * p.input_strides[3],
@@ -129,7 +191,7 @@ __device__ __forceinline__ void add_strip(const DepthwiseWeightParams& p, const 
       for (int w = 0; w < kKernel[2]; ++w) {
 #pragma unroll
         for (int q = 0; q < kCells; ++q) {
-          sum[(d * kKernel[1] + h) * kKernel[2] + w] +=
+          sum[(d * kKernel[1] + h) * kKernel[2] + w][0] +=
               cells[q] * window[kStrip.lead + q * kStride[2] + w * kDilation[2]];
         }
       }
@@ -150,32 +212,41 @@ __device__ __forceinline__ void store(const DepthwiseWeightParams& p, int part, 
 }
 
 // Values that a thread holds at once, and so how many blocks share the registers of a multiprocessor.
-constexpr int kHeld = kTaps + (kStrip.cells > 0 ? kStrip.window() + kStrip.cells : 12);
-constexpr int kBlocks = kHeld <= 44 ? 4 : kHeld <= 64 ? 3 : 2;
+constexpr int kWindowOfCells = (kAcross.cells - 1) * kStride[2] + (kKernel[2] - 1) * kDilation[2] + 1;
+constexpr int kHeld = kAcross.lanes > 0  ? (kTaps + 2 * kAcross.cells + kWindowOfCells) * kChannels
+                      : kStrip.cells > 0 ? kTaps + kStrip.window() + kStrip.cells
+                                         : kTaps + 12;
+constexpr int kBlocks = kAcross.lanes > 0 ? (kHeld <= 32   ? 3
+                                             : kHeld <= 64 ? 2
+                                                           : 1)
+                        : kHeld <= 44     ? 4
+                        : kHeld <= 64     ? 3
+                                          : 2;
 
 extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     tconv_depthwise_weight(const __grid_constant__ DepthwiseWeightParams p) {
   constexpr int kWarps = kDepthwiseThreads / 32;
   ptx::let_next_kernel_start();
   const int thread = threadIdx.x;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
   const int part = blockIdx.x % p.parts;
   const int block = blockIdx.x / p.parts;
-  const int channel = kAcross ? block * kDepthwiseLanes + lane : block;
+  const int place = kAcross.lanes > 0 ? thread / kAcross.lanes : thread;  // among the threads of a channel
+  const int channel = kAcross.lanes > 0 ? (block * kAcross.lanes + thread - place * kAcross.lanes) * kChannels : block;
 
-  float sum[kTaps] = {};
+  float sum[kTaps][kChannels] = {};
   const int begin = static_cast<int>(static_cast<i64>(p.pixels) * part / p.parts);
   const int end = static_cast<int>(static_cast<i64>(p.pixels) * (part + 1) / p.parts);
-  if (channel < p.channels) {
+  if (channel < p.channels && place < kAtOnce) {
     const Storage* const input = static_cast<const Storage*>(p.input) + channel * p.input_strides[1];
     const Storage* const output = static_cast<const Storage*>(p.output) + channel * p.output_strides[1];
-    const int first = begin + (kAcross ? warp : thread);
+    const int first = begin + place;
     const Pixel step(p, kAtOnce);
     Pixel pixel(p, first);
 #pragma unroll 1
     for (int index = first; index < end; index += kAtOnce) {
-      if constexpr (kStrip.cells > 0) {
+      if constexpr (kAcross.lanes > 0) {
+        add_cells<kAcross.cells>(p, input, output, pixel, sum);
+      } else if constexpr (kStrip.cells > 0) {
         add_strip<kStrip.cells>(p, input, output, pixel, sum);
       } else {
         add_pixel(p, input, output, pixel, sum);
@@ -184,24 +255,32 @@ extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     }
   }
 
-  if (kAcross) {
-    __shared__ float lanes_sums[kWarps][kDepthwiseLanes];
+  if constexpr (kAcross.lanes > 0) {
+    // (place, channel of the block), tap after tap
+    constexpr int kBlockChannels = kAcross.block_channels();
+    __shared__ float lanes_sums[kAtOnce * kBlockChannels];
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) {
-      lanes_sums[warp][lane] = sum[tap];
+#pragma unroll
+      for (int v = 0; v < kChannels; ++v) {
+        if (place < kAtOnce) lanes_sums[thread * kChannels + v] = sum[tap][v];
+      }
       __syncthreads();
-      if (warp == 0 && channel < p.channels) {
+      if (thread < kBlockChannels && block * kBlockChannels + thread < p.channels) {
         float total = 0;
-        for (int other = 0; other < kWarps; ++other) total += lanes_sums[other][lane];
-        store(p, part, channel, tap, total);
+#pragma unroll 8
+        for (int other = 0; other < kAtOnce; ++other) total += lanes_sums[other * kBlockChannels + thread];
+        store(p, part, block * kBlockChannels + thread, tap, total);
       }
       __syncthreads();
     }
   } else {
+    const int lane = thread % 32;
+    const int warp = thread / 32;
     __shared__ float warp_sums[kTaps][kWarps];
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) {
-      float total = sum[tap];
+      float total = sum[tap][0];
 #pragma unroll
       for (int by = 16; by > 0; by /= 2) total += __shfl_xor_sync(~0u, total, by);
       if (lane == 0) warp_sums[tap][warp] = total;

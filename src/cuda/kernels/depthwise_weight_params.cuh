@@ -4,7 +4,6 @@
 #include "params.cuh"
 
 constexpr int kDepthwiseThreads = 256;
-constexpr int kDepthwiseLanes = 32;     // channels of a block where these are neighbours in memory
 constexpr int kMostDepthwiseTaps = 64;  // a thread keeps a sum for each
 
 // Cells of a row that a thread takes at once, where rows lie densely: it loads them, and for each row of taps all that
@@ -17,6 +16,16 @@ struct DepthwiseStrip {
   int needed;       // columns
 
   constexpr int window() const { return (lead + needed + output_load - 1) / output_load * output_load; }
+};
+
+// Where channels are neighbours in memory, threads take a few of them, and some cells of a row at once.
+struct DepthwiseAcross {
+  int channels;  // of a thread
+  int load;      // of them together: all or one
+  int lanes;     // threads along the channels; 0: threads along the pixels of one channel
+  int cells;
+
+  constexpr int block_channels() const { return channels * lanes; }
 };
 
 struct DepthwiseWeightParams {

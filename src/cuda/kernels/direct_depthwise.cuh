@@ -22,8 +22,13 @@ __device__ __forceinline__ Accumulator widen(Element value) { return DirectType:
 __device__ __forceinline__ Element narrow(Accumulator value) { return DirectType::store(value); }
 #endif
 
+#include "direct_taps.cuh"
+
 namespace depthwise {
 
+using direct_taps::divide;
+using direct_taps::offset_of;
+using direct_taps::residue_of;
 using tconv_device::i64;
 using tconv_device::u64;
 
@@ -47,19 +52,6 @@ __device__ __forceinline__ void load_pack(const Element* from, Element* values) 
   for (int i = 0; i < 16 / static_cast<int>(sizeof(Element)); ++i) values[i] = pack.value[i];
 }
 #endif
-
-__device__ __forceinline__ int divide(int value, const DepthwiseDivisor& by) {
-  return static_cast<int>(static_cast<u64>(static_cast<unsigned>(value)) * by.multiplier >> by.shift);
-}
-
-// Where a tap of an axis reads, and which residue of the output it serves; constants once the loops are unrolled.
-__device__ __forceinline__ int offset_of(const DirectAxis axis, int tap) {
-  const int reach = axis.pad_residue - tap * axis.dilation;
-  return reach >= 0 ? (reach + axis.stride - 1) / axis.stride : -(-reach / axis.stride);
-}
-__device__ __forceinline__ int residue_of(const DirectAxis axis, int tap) {
-  return offset_of(axis, tap) * axis.stride - axis.pad_residue + tap * axis.dilation;
-}
 
 // The tile of a thread, in cells, and its plane.
 struct Place {

@@ -27,12 +27,6 @@ struct DepthwiseConfig {
   int min_blocks;  // per multiprocessor, for the register allocation
 };
 
-// Division by a value that the host knows: dividend * multiplier >> shift, exact below 2^31.
-struct DepthwiseDivisor {
-  unsigned multiplier;
-  int shift;
-};
-
 struct DepthwiseArguments {
   const void* input;
   const void* weight;
@@ -57,7 +51,7 @@ struct DepthwiseArguments {
   int in_height, in_width;                // sizes
   int out_height, out_width;              // sizes
   int pad_cells_height, pad_cells_width;  // pad_begin / stride
-  DepthwiseDivisor by_channels, by_group_channels, by_tiles, by_tiles_width;
+  DirectDivisor by_channels, by_group_channels, by_tiles, by_tiles_width;
 };
 
 struct DepthwiseGeometry {

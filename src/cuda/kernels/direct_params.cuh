@@ -15,6 +15,12 @@ struct DirectAxis {
   int pad_residue;  // pad_begin mod stride
 };
 
+// Division by a value that the host knows: dividend * multiplier >> shift, exact below 2^31.
+struct DirectDivisor {
+  unsigned multiplier;
+  int shift;
+};
+
 // What a kernel is compiled for. A plane is one image of one block of a group's output channels.
 struct DirectConfig {
   DirectAxis depth;
