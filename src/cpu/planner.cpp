@@ -10,6 +10,7 @@ namespace {
 constexpr std::array kFamilies = {
     Family{"columns", propose_columns},
     Family{"depthwise", propose_depthwise},
+    Family{"winograd", propose_winograd},
     Family{"phases", propose_phases},
     Family{"reference", propose_reference},
 };

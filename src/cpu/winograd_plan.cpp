@@ -1,0 +1,129 @@
+#include "cpu/winograd_plan.h"
+
+#include <algorithm>
+
+namespace tconv::cpu {
+namespace {
+
+constexpr std::int64_t kFewestChannels = 16;  // of source and target: the vectors of the combinations are full
+constexpr std::int64_t kFewestCells = 128;    // of an image: weights are combined for all of them
+constexpr std::int64_t kFewestDepth = 64;     // products of a sum
+// Products that are left, as a share: more are not worth the combinations.
+constexpr double kMostLeft = 0.8;
+constexpr double kCacheShare = 0.5;   // of the L2 cache, for the combined tile and its products
+constexpr std::int64_t kLargestTile = 4096;  // cells
+constexpr std::int64_t kSmallTile = 256;
+constexpr std::int64_t kTasksWanted = 8;  // for each thread
+
+// The taps of every target and source lattice as neighbours in order, or nothing where they are not.
+std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& scheme) {
+  FastAxis fast;
+  const auto sources = map.sources.size();
+  std::vector<std::vector<std::int64_t>> firsts;  // [target][source]: the lowest offset
+  for (const AxisTarget& target : map.targets) {
+    auto& by_source = fast.taps.emplace_back(sources);
+    auto& first = firsts.emplace_back();
+    for (std::size_t s = 0; s < sources; ++s) {
+      auto& taps = by_source[s];
+      for (std::size_t t = 0; t < target.taps.size(); ++t) {
+        if (target.taps[t].source == static_cast<std::int64_t>(s)) taps.push_back(static_cast<std::int64_t>(t));
+      }
+      if (static_cast<int>(taps.size()) != scheme.taps) return {};
+      const auto offset = [&](std::int64_t t) { return target.taps[t].offset; };
+      std::ranges::sort(taps, {}, offset);
+      for (std::size_t k = 1; k < taps.size(); ++k) {
+        if (offset(taps[k]) != offset(taps[k - 1]) + 1) return {};
+      }
+      first.push_back(offset(taps.front()));
+    }
+  }
+  if (firsts.empty() || sources == 0) return {};
+  for (std::size_t s = 0; s < sources; ++s) {
+    fast.bases.push_back(std::ranges::min(firsts, {}, [s](const auto& first) { return first[s]; })[s]);
+  }
+  for (const auto& first : firsts) {
+    fast.shifts.push_back(first[0] - fast.bases[0]);
+    for (std::size_t s = 1; s < sources; ++s) {
+      if (first[s] - fast.bases[s] != fast.shifts.back()) return {};
+    }
+  }
+  return fast;
+}
+
+}  // namespace
+
+std::int64_t FastAxis::most_shift() const { return std::ranges::max(shifts); }
+
+std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Roles& roles) {
+  if (std::min(roles.source_channels, roles.target_channels) < kFewestChannels) return {};
+  std::int64_t cells = 1;
+  std::int64_t depth = roles.source_channels;  // in the phase with the fewest taps
+  for (const AxisMap& map : maps) {
+    cells *= map.cells;
+    std::size_t fewest = map.targets.empty() ? 0 : map.targets.front().taps.size();
+    for (const AxisTarget& target : map.targets) fewest = std::min(fewest, target.taps.size());
+    depth *= static_cast<std::int64_t>(fewest);
+  }
+  if (cells < kFewestCells || depth < kFewestDepth) return {};
+  std::optional<FastAxis> best;
+  double least = kMostLeft;
+  for (const int axis : {1, 0, 2}) {
+    for (std::size_t s = 0; s < kSchemes.size(); ++s) {
+      const Scheme& scheme = kSchemes[s];
+      std::optional<FastAxis> fast = neighbours_along(maps[axis], scheme);
+      if (!fast) continue;
+      const std::int64_t tiles = ceil_div(maps[axis].cells + fast->most_shift(), scheme.outputs);
+      const double left = static_cast<double>(tiles * scheme.points) / static_cast<double>(maps[axis].cells * scheme.taps);
+      if (left >= least) continue;
+      least = left;
+      best = std::move(fast);
+      best->axis = axis;
+      best->scheme = s;
+    }
+  }
+  return best;
+}
+
+AxisMaps with_room_for(const FastAxis& fast, AxisMaps maps) {
+  const Scheme& scheme = kSchemes[fast.scheme];
+  AxisMap& map = maps[fast.axis];
+  map.unit = scheme.outputs;
+  // Whole tiles from the first cell on, one more for cells that are shifted, and what the last one reads beyond.
+  const std::int64_t shifted = round_up(fast.most_shift(), scheme.outputs);
+  map.highest = std::max(map.highest, std::ranges::max(fast.bases) + shifted + scheme.taps - 1);
+  return maps;
+}
+
+FastLine::FastLine(const FastAxis& fast, const AxisMaps& maps, const TileShape& shape) : pitch(shape.pitch) {
+  const Scheme& scheme = kSchemes[fast.scheme];
+  pitch[fast.axis] = ceil_div(shape.block[fast.axis] + fast.most_shift(), scheme.outputs);
+  steps = {pitch[1] * pitch[2], pitch[2], 1};
+  image_step = pitch[0] * steps[0];
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (a != fast.axis && maps[a].lowest < 0) lead -= place(maps, shape, a, maps[a].lowest);
+  }
+  size = lead + shape.images * image_step + kSlack;
+}
+
+std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, const Problem& problem, const Roles& roles,
+                          std::int64_t chunk, std::int64_t targets, std::int64_t threads, const Caches& caches) {
+  const Scheme& scheme = kSchemes[fast.scheme];
+  std::int64_t sources = 1;
+  std::int64_t phases = 1;
+  for (const AxisMap& map : maps) {
+    sources *= static_cast<std::int64_t>(map.sources.size());
+    phases *= static_cast<std::int64_t>(map.targets.size());
+  }
+  const std::int64_t kept = chunk < roles.source_channels ? phases : 1;  // products of phases that are kept
+  const std::int64_t blocks = roles.groups * ceil_div(roles.target_channels, targets);
+  for (std::int64_t cells = kLargestTile;; cells -= cells / 4) {
+    const TileShape shape(maps, problem.batch, cells);
+    const FastLine line(fast, maps, shape);
+    const std::int64_t elements = line.size * scheme.points * (sources * chunk + kept * targets);
+    const bool fits = elements <= caches.elements(kCacheShare);
+    const bool feeds = shape.tiles * blocks >= kTasksWanted * threads || cells <= kSmallTile;
+    if ((fits && feeds) || cells <= 2 * scheme.outputs) return cells;
+  }
+}
+
+}  // namespace tconv::cpu
