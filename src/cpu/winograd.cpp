@@ -74,9 +74,10 @@ class Winograd final : public Kernel {
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(chunk_, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
+    reads_in_place_ = std::is_same_v<E, T> && roles_.source_strides[1] == 1 && roles_.source_channels % kMostLanes == 0;
     stores_in_place_ = std::is_same_v<E, T> && roles_.target_strides[1] == 1 &&
                        roles_.target_channels % kMostLanes == 0 && targets_ % kMostLanes == 0;
-    shares_weights_ = tiling_.tiles() > 1 && weights_are_shared(problem);
+    shares_weights_ = tiling_.tiles() > 1 && shares_combined_weights(problem, fast);
   }
 
   std::size_t workspace_bytes() const {
@@ -212,7 +213,8 @@ class Winograd final : public Kernel {
     }
   }
 
-  // The packed source of a tile into lines [source lattice][point][position][channel].
+  // The packed source of a tile into lines [source lattice][point][position][channel], also beyond the end of a tile that
+  // is not full: the end of one row is the beginning of the next.
   void combine_source(const Tile& tile, const T* source, T* combined) const {
     const int axis = fast_.axis;
     const TileShape& shape = tiling_.shape();
@@ -220,8 +222,8 @@ class Winograd final : public Kernel {
     std::int64_t outer = tile.images;
     for (int a = 0; a < axis; ++a) outer *= shape.pitch[a];
     Combine<T> job;
-    job.cells = ceil_div(tile.count[axis] + fast_.most_shift(), scheme_.outputs);
-    job.from_step = scheme_.outputs * inner;
+    job.cells = line_.pitch[axis];
+    job.from_steps.fill(scheme_.outputs * inner);
     job.to_step = inner;
     job.count = inner;
     for (std::size_t s = 0; s < tiling_.sources().size(); ++s) {
@@ -237,6 +239,77 @@ class Winograd final : public Kernel {
           job.to[point] = to + (point * line_.size + line_.lead) * cell_step_ + o * line_.pitch[axis] * inner;
         }
         winograd_ops().source[fast_.scheme](job);
+      }
+    }
+  }
+
+  // The same from a tensor whose channels lie side by side.
+  void combine_in_place(const Tile& tile, const T* source, std::int64_t channels, T* combined) const {
+    static constexpr std::array<T, kMostTogether> kZeros{};
+    const int axis = fast_.axis;
+    const Strides& strides = roles_.source_strides;
+    const Triple& count = line_.pitch;
+    Combine<T> job;
+    job.to_step = cell_step_;
+    job.count = channels;
+    for (std::size_t s = 0; s < tiling_.sources().size(); ++s) {
+      const auto& lattice = tiling_.sources()[s];
+      Triple origin = tile.origin;
+      origin[axis] += source_bases_[s] - tiling_.maps()[axis].lowest;
+      const auto exists = [&](int a, std::int64_t position) { return position >= 0 && position < lattice[a].count; };
+      const auto place = [&](int a, std::int64_t position) {
+        return (lattice[a].first + position * lattice[a].step) * strides[2 + a];
+      };
+      T* const to = combined + static_cast<std::int64_t>(s) * scheme_.points * line_.size * cell_step_;
+      const auto at = [&](int point, std::int64_t position) {
+        return to + (point * line_.size + line_.lead + position) * cell_step_;
+      };
+      for (int point = 0; point < scheme_.points; ++point) {
+        std::fill_n(at(point, -line_.lead), line_.lead * cell_step_, T{0});
+      }
+      const std::int64_t step = (axis == 2 ? scheme_.outputs : 1) * lattice[2].step * strides[4];
+      // Cells from `low` to `high` of a row exist; where the width is the fast axis, tiles are looked at one by one.
+      const std::int64_t low = axis == 2 ? 0 : std::clamp<std::int64_t>(-origin[2], 0, count[2]);
+      const std::int64_t high =
+          axis == 2 ? count[2] : std::clamp<std::int64_t>(lattice[2].count - origin[2], low, count[2]);
+      for (std::int64_t image = 0; image < tile.images; ++image) {
+        for (std::int64_t d = 0; d < count[0]; ++d) {
+          for (std::int64_t h = 0; h < count[1]; ++h) {
+            const std::int64_t row = image * line_.image_step + d * line_.steps[0] + h * line_.steps[1];
+            const Triple cell = {d, h, 0};
+            bool any = low < high;
+            std::int64_t from = (tile.image + image) * strides[0] + place(2, axis == 2 ? 0 : origin[2] + low);
+            for (int a = 0; a < 2; ++a) {
+              if (a == axis) continue;
+              any = any && exists(a, origin[a] + cell[a]);
+              from += place(a, origin[a] + cell[a]);
+            }
+            const std::int64_t begin = any ? low : count[2];
+            const std::int64_t end = any ? high : count[2];
+            for (int point = 0; point < scheme_.points; ++point) {
+              std::fill_n(at(point, row), begin * cell_step_, T{0});
+              std::fill_n(at(point, row + end), (count[2] - end) * cell_step_, T{0});
+            }
+            if (!any) continue;
+            job.cells = end - begin;
+            for (std::int64_t w = begin; w < end; w += job.cells) {
+              const std::int64_t first = origin[axis] + (axis == 2 ? w : cell[axis]) * scheme_.outputs;
+              if (axis == 2) {  // tiles that exist as a whole, or one that does not
+                const std::int64_t whole = (lattice[2].count - first - scheme_.points) / scheme_.outputs + 1;
+                const bool exist = exists(2, first) && exists(2, first + scheme_.points - 1);
+                job.cells = exist ? std::min(whole, end - w) : 1;
+              }
+              for (int point = 0; point < scheme_.points; ++point) {
+                const bool real = exists(axis, first + point);
+                const std::int64_t beyond = place(axis, first + point) - (axis == 2 ? place(2, 0) : 0);
+                job.from[point] = real ? source + from + beyond : kZeros.data();
+                job.from_steps[point] = real ? step : 0;
+                job.to[point] = at(point, row + w);
+              }
+              winograd_ops().source[fast_.scheme](job);
+            }
+          }
+        }
       }
     }
   }
@@ -305,7 +378,6 @@ class Winograd final : public Kernel {
       results = {nullptr, false, row_size, row_size * tile.length};
       results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
     }
-    T* const source = memory.source.get(cell_step_ * sources * tiling_.plane_size());
     T* const combined = memory.combined.get(cell_step_ * sources * scheme_.points * line_.size);
     const std::int64_t point_size = row_size * line_.size;
     T* const products =
@@ -315,9 +387,15 @@ class Winograd final : public Kernel {
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
-      pack_source(tiling_, tile, View<const E>{first, roles_.source_strides, channels}, PackedSteps{1, cell_step_},
-                  source);
-      combine_source(tile, source, combined);
+      if constexpr (std::is_same_v<E, T>) {
+        if (reads_in_place_) combine_in_place(tile, first, channels, combined);
+      }
+      if (!reads_in_place_) {
+        T* const source = memory.source.get(cell_step_ * sources * tiling_.plane_size());
+        pack_source(tiling_, tile, View<const E>{first, roles_.source_strides, channels}, PackedSteps{1, cell_step_},
+                    source);
+        combine_source(tile, source, combined);
+      }
       const T* weights = nullptr;
       if (shared != nullptr) {
         weights = shared + shared_place(block, c);
@@ -398,22 +476,25 @@ class Winograd final : public Kernel {
       }
     }
     if (sums == nullptr) sums = results.sums + tiling_.slot(phase) * results.phase_size;
-    // A row of cells along the width at a time, or one tile where that is the fast axis.
-    const std::int64_t tiles_in_row = axis == 2 ? count[2] : 1;
-    job.cells = axis == 2 ? 1 : count[2];
-    job.from_step = row_size;
-    job.to_step = to.step[2];
+    // A row of cells along the width at a time; where that is the fast axis, tiles that exist as a whole or one that does
+    // not.
+    job.from_steps.fill(row_size);
+    job.to_step = (axis == 2 ? scheme_.outputs : 1) * to.step[2];
     for (std::int64_t image = 0; image < tile.images; ++image) {
       for (std::int64_t d = 0; d < count[0]; ++d) {
         for (std::int64_t h = 0; h < count[1]; ++h) {
-          for (std::int64_t w = 0; w < tiles_in_row; ++w) {
-            const std::int64_t place =
-                image * line_.image_step + d * line_.steps[0] + h * line_.steps[1] + w;
+          job.cells = count[2];
+          for (std::int64_t w = 0; w < count[2]; w += job.cells) {
+            const std::int64_t place = image * line_.image_step + d * line_.steps[0] + h * line_.steps[1] + w;
             for (int point = 0; point < scheme_.points; ++point) {
               job.from[point] = products + point * point_size + place * row_size;
             }
             Segment cell{image, {d, h, w}, 2, 1, {}};
             const std::int64_t first = cell.cell[axis] * scheme_.outputs - shifts_[phase];
+            if (axis == 2) {
+              const std::int64_t whole = (cells[2] - first) / scheme_.outputs;
+              job.cells = first >= 0 && whole > 0 ? std::min(whole, count[2] - w) : 1;
+            }
             for (int o = 0; o < scheme_.outputs; ++o) {
               cell.cell[axis] = first + o;
               const bool exists = cell.cell[axis] >= 0 && cell.cell[axis] < cells[axis];
@@ -442,6 +523,7 @@ class Winograd final : public Kernel {
   std::vector<std::int64_t> shifts_;        // of each phase
   std::vector<std::int64_t> source_bases_;  // of each source lattice
   std::int64_t cell_step_ = 1;
+  bool reads_in_place_ = false;  // tensors whose channels lie side by side
   bool stores_in_place_ = false;
   bool shares_weights_ = false;
 };
@@ -463,7 +545,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
     for (const AxisTarget& target : plain[a].targets) left -= target.lattice.count;
     if (left != 0) return Proposal::decline("needs a tap for every output");
   }
-  const std::optional<FastAxis> fast = choose_fast_axis(plain, roles);
+  const std::optional<FastAxis> fast = choose_fast_axis(plain, problem, roles);
   if (!fast) return Proposal::decline("no axis saves enough multiplications");
   const AxisMaps maps = with_room_for(*fast, plain);
   const std::int64_t chunk =

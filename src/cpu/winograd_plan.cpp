@@ -8,12 +8,34 @@ namespace {
 constexpr std::int64_t kFewestChannels = 16;  // of source and target: the vectors of the combinations are full
 constexpr std::int64_t kFewestCells = 128;    // of an image: weights are combined for all of them
 constexpr std::int64_t kFewestDepth = 64;     // products of a sum
+// Combined weights that may always be held, in elements; and the cells of an image that are worth combining more of them
+// tile by tile.
+constexpr std::int64_t kFewWeights = std::int64_t{1} << 18;
+constexpr std::int64_t kManyCells = 4096;
+constexpr std::int64_t kRoomForWeights = 12;  // otherwise: one part in this of input and output
+constexpr std::int64_t kTileAlone = 1024;     // cells of a tile that combines its own weights
 // Products that are left, as a share: more are not worth the combinations.
 constexpr double kMostLeft = 0.8;
+constexpr double kAnotherAxis = 0.95;  // the same, for an axis further inside: rows are better left whole
 constexpr double kCacheShare = 0.5;   // of the L2 cache, for the combined tile and its products
 constexpr std::int64_t kLargestTile = 4096;  // cells
 constexpr std::int64_t kSmallTile = 256;
 constexpr std::int64_t kTasksWanted = 8;  // for each thread
+
+std::int64_t elements_of(const Sizes& sizes) { return sizes[1] * sizes[2] * sizes[3] * sizes[4]; }  // one image
+
+// Whether every cell of the axis reads some source: combined tiles leave a rounding error where nothing is added up.
+bool every_cell_reads(const AxisMap& map) {
+  for (const AxisTarget& target : map.targets) {
+    for (std::int64_t j = 0; j < target.lattice.count; ++j) {
+      const auto reads = [&](const AxisTap& tap) {
+        return j + tap.offset >= 0 && j + tap.offset < map.sources[tap.source].count;
+      };
+      if (std::ranges::none_of(target.taps, reads)) return false;
+    }
+  }
+  return true;
+}
 
 // The taps of every target and source lattice as neighbours in order, or nothing where they are not.
 std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& scheme) {
@@ -37,7 +59,7 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
       first.push_back(offset(taps.front()));
     }
   }
-  if (firsts.empty() || sources == 0) return {};
+  if (firsts.empty() || sources == 0 || !every_cell_reads(map)) return {};
   for (std::size_t s = 0; s < sources; ++s) {
     fast.bases.push_back(std::ranges::min(firsts, {}, [s](const auto& first) { return first[s]; })[s]);
   }
@@ -54,7 +76,17 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
 
 std::int64_t FastAxis::most_shift() const { return std::ranges::max(shifts); }
 
-std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Roles& roles) {
+std::int64_t combined_weights(const Problem& problem, const FastAxis& fast) {
+  const Scheme& scheme = kSchemes[fast.scheme];
+  return element_count(problem.weight_sizes()) / scheme.taps * scheme.points;
+}
+
+bool shares_combined_weights(const Problem& problem, const FastAxis& fast) {
+  const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+  return combined_weights(problem, fast) <= std::max(tensors / kRoomForWeights, kFewWeights);
+}
+
+std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& problem, const Roles& roles) {
   if (std::min(roles.source_channels, roles.target_channels) < kFewestChannels) return {};
   std::int64_t cells = 1;
   std::int64_t depth = roles.source_channels;  // in the phase with the fewest taps
@@ -75,12 +107,16 @@ std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Roles& role
       const std::int64_t tiles = ceil_div(maps[axis].cells + fast->most_shift(), scheme.outputs);
       const double left = static_cast<double>(tiles * scheme.points) / static_cast<double>(maps[axis].cells * scheme.taps);
       if (left >= least) continue;
-      least = left;
+      least = kAnotherAxis * left;
       best = std::move(fast);
       best->axis = axis;
       best->scheme = s;
     }
   }
+  if (!best) return {};
+  const std::int64_t image = elements_of(problem.input_sizes()) + elements_of(problem.output_sizes());
+  const std::int64_t weights = combined_weights(problem, *best);
+  if (weights > std::max(image / kRoomForWeights, kFewWeights) && cells < kManyCells) return {};
   return best;
 }
 
@@ -115,6 +151,7 @@ std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, const Prob
     phases *= static_cast<std::int64_t>(map.targets.size());
   }
   const std::int64_t kept = chunk < roles.source_channels ? phases : 1;  // products of phases that are kept
+  const std::int64_t fewest = shares_combined_weights(problem, fast) ? 2 * scheme.outputs : kTileAlone;
   const std::int64_t blocks = roles.groups * ceil_div(roles.target_channels, targets);
   for (std::int64_t cells = kLargestTile;; cells -= cells / 4) {
     const TileShape shape(maps, problem.batch, cells);
@@ -122,7 +159,7 @@ std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, const Prob
     const std::int64_t elements = line.size * scheme.points * (sources * chunk + kept * targets);
     const bool fits = elements <= caches.elements(kCacheShare);
     const bool feeds = shape.tiles * blocks >= kTasksWanted * threads || cells <= kSmallTile;
-    if ((fits && feeds) || cells <= 2 * scheme.outputs) return cells;
+    if ((fits && feeds) || cells <= fewest) return cells;
   }
 }
 

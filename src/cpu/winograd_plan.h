@@ -26,7 +26,10 @@ struct FastAxis {
 
 // The axis that saves most, if any saves enough. It depends on the layer alone, not on the batch: it changes the
 // results' last bits.
-std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Roles& roles);
+std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& problem, const Roles& roles);
+
+// Whether the call may hold the combined weights of all channels.
+bool shares_combined_weights(const Problem& problem, const FastAxis& fast);
 
 // The same maps with room for the tiles of the fast axis.
 AxisMaps with_room_for(const FastAxis& fast, AxisMaps maps);

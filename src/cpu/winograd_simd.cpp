@@ -73,17 +73,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 template <class Matrix>
 void combine(const Combine<float>& shared) {
-  const Combine<float> job = shared;  // no store changes it
+  Combine<float> job = shared;  // no store changes it
   const hn::ScalableTag<float> tag;
   using V = hn::Vec<decltype(tag)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   for (std::int64_t cell = 0; cell < job.cells; ++cell) {
-    const std::int64_t from = cell * job.from_step;
     const std::int64_t to = cell * job.to_step;
     for (std::int64_t c = 0; c < job.count; c += lanes) {
       V values[Matrix::kFrom];
 #pragma GCC unroll 6
-      for (int i = 0; i < Matrix::kFrom; ++i) values[i] = hn::LoadU(tag, job.from[i] + from + c);
+      for (int i = 0; i < Matrix::kFrom; ++i) values[i] = hn::LoadU(tag, job.from[i] + c);
       const V first = job.bias == nullptr ? hn::Zero(tag) : hn::LoadU(tag, job.bias + c);
 #pragma GCC unroll 6
       for (int o = 0; o < Matrix::kTo; ++o) {
@@ -103,6 +102,7 @@ void combine(const Combine<float>& shared) {
         hn::StoreU(sum, tag, job.to[o] + to + c);
       }
     }
+    for (int i = 0; i < Matrix::kFrom; ++i) job.from[i] += job.from_steps[i];
   }
 }
 

@@ -17,14 +17,14 @@ struct Scheme {
 inline constexpr int kMostPoints = 6;
 inline constexpr std::array kSchemes = {Scheme{3, 4, 6}, Scheme{2, 3, 4}};
 
-// to[o][cell to_step + c] = bias[c] + sum over i of matrix[o][i] from[i][cell from_step + c], for whole vectors of c.
-// No bias: nullptr; what has no place (nullptr in `to`) is left out.
+// to[o][cell to_step + c] = bias[c] + sum over i of matrix[o][i] from[i][cell from_steps[i] + c], for whole vectors of
+// c. No bias: nullptr; what has no place (nullptr in `to`) is left out.
 template <typename T>
 struct Combine {
   std::array<const T*, kMostPoints> from{};
   std::array<T*, kMostPoints> to{};
   std::int64_t cells = 1;
-  std::int64_t from_step = 0;
+  std::array<std::int64_t, kMostPoints> from_steps{};
   std::int64_t to_step = 0;
   std::int64_t count = 0;
   const T* bias = nullptr;
