@@ -132,6 +132,34 @@ void multiply_cells(const MultiplyCells<T>& job) {
   }
 }
 
+template <typename T, int kTileRows, int kVectors>
+void multiply_lines(const MultiplyLines<T>& job) {
+  const hn::ScalableTag<T> tag;
+  using V = hn::Vec<decltype(tag)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  V sums[kTileRows][kVectors];
+  load_sums<T, kTileRows, kVectors>(tag, job.c, job.c_step, sums);
+  for (std::int64_t p = 0; p < job.parts; ++p) {
+    const T* a = job.a + job.places[p] * job.a_step;
+    const T* b = job.b + job.places[p] * job.b_step;
+    for (std::int64_t k = 0; k < job.depth; ++k) {
+      V columns[kVectors];
+      for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kTileRows; ++m) {
+        const V row = hn::Set(tag, a[m]);
+        for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
+      }
+      a += job.a_step;
+      b += job.b_step;
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[m][v], tag, job.c + m * job.c_step + v * lanes);
+  }
+}
+
 template <typename T>
 void gather_rows(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step, T* packed) {
   const hn::ScalableTag<T> tag;
@@ -182,6 +210,7 @@ MathOps<T> make_math_ops() {
       ((ops.multiply_packed[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false>), ...);
       ((ops.multiply_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
       ((ops.multiply_cells[kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1>), ...);
+      ((ops.multiply_lines[kRow][kVector] = multiply_lines<T, kRow + 1, kVector + 1>), ...);
     }(std::make_integer_sequence<int, kWidest>());
   };
   const auto fill_dot_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {

@@ -44,6 +44,21 @@ struct MultiplyCells {
   const T* initial = nullptr;  // [n], or zeros
 };
 
+// The same product where the steps of both lie in `parts` pieces of `depth` positions each:
+//   c[m][n] += sum over p and k of a[(places[p] + k) a_step + m] b[(places[p] + k) b_step + n].
+template <typename T>
+struct MultiplyLines {
+  const T* a = nullptr;
+  std::int64_t a_step = 0;
+  const T* b = nullptr;
+  std::int64_t b_step = 0;
+  const std::int64_t* places = nullptr;
+  std::int64_t parts = 0;
+  std::int64_t depth = 0;
+  T* c = nullptr;
+  std::int64_t c_step = 0;
+};
+
 // A register tile of dot products: c[m][n] += sum over p < length of a[m a_step + p] b[offsets[n] + p]. The length is
 // rounded up to whole vectors: what lies behind it must be zero in a and finite in b.
 template <typename T>
@@ -73,6 +88,7 @@ struct MathOps {
   MultiplyTable multiply_packed{};
   MultiplyTable multiply_in_place{};
   std::array<std::array<void (*)(const MultiplyCells<T>&), kMostVectors>, kMostRows> multiply_cells{};
+  std::array<std::array<void (*)(const MultiplyLines<T>&), kMostVectors>, kMostRows> multiply_lines{};
   // packed[k step + m] = from[offsets[k] + m], m < step; whole vectors
   void (*gather_rows)(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step,
                       T* packed) = nullptr;

@@ -18,7 +18,7 @@
 #include "cpu/phases_kernels.h"
 #include "cpu/results.h"
 #include "cpu/scratch.h"
-#include "cpu/winograd_plan.h"
+#include "cpu/winograd_rows.h"
 
 namespace tconv::cpu {
 namespace {
@@ -28,6 +28,8 @@ using T = float;
 constexpr std::int64_t kMostTogether = 128;  // source channels summed before the next tap's
 constexpr std::int64_t kMostTargets = 128;   // target channels of a task
 constexpr std::int64_t kMostDepth = 640;     // multiply-adds between two visits to the products
+constexpr std::int64_t kTasksWanted = 8;      // for each thread
+constexpr std::int64_t kTileAlone = 1024;     // cells of a tile that combines its own weights
 constexpr std::int64_t kPackedTogether = 16;  // channels of weights that are packed before they are combined
 
 struct Memory {
@@ -37,14 +39,6 @@ struct Memory {
   Scratch<T> weights;
   Scratch<T> products;
   Scratch<T> sums;
-};
-
-// Taps of a phase that differ along the fast axis alone.
-struct Group {
-  std::int64_t source = 0;
-  std::int64_t offset = 0;  // along the combined line
-  std::array<std::int64_t, kMostPoints> taps{};
-  Triple shift{};  // of one of them: as Tap has it
 };
 
 template <typename E>
@@ -60,21 +54,13 @@ class Winograd final : public Kernel {
         chunk_(chunk),
         targets_(targets),
         target_blocks_(ceil_div(roles_.target_channels, targets)),
-        packed_(problem, roles_, tiling_, WeightOrder::channels_inside) {
+        packed_(problem, roles_, tiling_, WeightOrder::channels_inside),
+        source_(tiling_, fast, line_, roles_.source_strides, chunk, roles_.source_channels % kMostLanes == 0) {
     for (const PhaseTile& phase : tiling_.phases()) {
       groups_before_.push_back(all_groups_);
-      add_groups(phase);
-      all_groups_ += static_cast<std::int64_t>(groups_.back().size());
+      groups_.emplace_back(phase, fast_, line_, tiling_);
+      all_groups_ += groups_.back().count();
     }
-    const auto& sources = tiling_.maps()[fast.axis].sources;
-    for (const auto& triple : tiling_.sources()) {
-      const auto same = [&](const Lattice& lattice) { return lattice.first == triple[fast.axis].first; };
-      source_bases_.push_back(fast.bases[std::ranges::find_if(sources, same) - sources.begin()]);
-    }
-    // Like the lines, an odd number of cache lines.
-    cell_step_ = round_up(chunk_, kMostLanes);
-    cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
-    reads_in_place_ = std::is_same_v<E, T> && roles_.source_strides[1] == 1 && roles_.source_channels % kMostLanes == 0;
     stores_in_place_ = std::is_same_v<E, T> && roles_.target_strides[1] == 1 &&
                        roles_.target_channels % kMostLanes == 0 && targets_ % kMostLanes == 0;
     shares_weights_ = tiling_.tiles() > 1 && shares_combined_weights(problem, fast);
@@ -124,42 +110,6 @@ class Winograd final : public Kernel {
     E* target;
   };
 
-  void add_groups(const PhaseTile& phase) {
-    const int axis = fast_.axis;
-    // Which target lattice of the fast axis, and how many taps each axis has.
-    const AxisMaps& maps = tiling_.maps();
-    std::array<std::size_t, kSpatialAxes> which{};
-    std::array<std::int64_t, kSpatialAxes> counts{};
-    for (int a = 0; a < kSpatialAxes; ++a) {
-      const auto same = [&](const AxisTarget& target) { return target.lattice.first == phase.lattice[a].first; };
-      which[a] = std::ranges::find_if(maps[a].targets, same) - maps[a].targets.begin();
-      counts[a] = static_cast<std::int64_t>(maps[a].targets[which[a]].taps.size());
-    }
-    shifts_.push_back(fast_.shifts[which[axis]]);
-    const Triple tap_steps = {counts[1] * counts[2], counts[2], 1};  // of the taps of the phase
-    auto& groups = groups_.emplace_back();
-    Triple others = counts;
-    others[axis] = 1;
-    for (const auto& taps : fast_.taps[which[axis]]) {
-      for (std::int64_t d = 0; d < others[0]; ++d) {
-        for (std::int64_t h = 0; h < others[1]; ++h) {
-          for (std::int64_t w = 0; w < others[2]; ++w) {
-            const std::int64_t first = d * tap_steps[0] + h * tap_steps[1] + w * tap_steps[2];
-            Group group;
-            for (std::size_t k = 0; k < taps.size(); ++k) group.taps[k] = first + taps[k] * tap_steps[axis];
-            const Tap& tap = phase.taps[group.taps[0]];
-            group.source = tap.source;
-            group.shift = tap.shift;
-            for (int a = 0; a < kSpatialAxes; ++a) {
-              if (a != axis) group.offset += line_.place(maps, tiling_.shape(), a, tap.shift[a]);
-            }
-            groups.push_back(group);
-          }
-        }
-      }
-    }
-  }
-
   TargetBlock block_at(std::int64_t index) const {
     TargetBlock block;
     block.group = index / target_blocks_;
@@ -178,7 +128,7 @@ class Winograd final : public Kernel {
   // Where the weights of a phase and point begin in those of a block and chunk:
   // [phase][point][panel][group][channel][target]
   std::int64_t place_of(const TargetBlock& block, std::int64_t channels, std::size_t phase, std::int64_t point) const {
-    const auto groups = static_cast<std::int64_t>(groups_[phase].size());
+    const auto groups = groups_[phase].count();
     return packed_.targets(block.targets) * channels * (groups_before_[phase] * scheme_.points + point * groups);
   }
 
@@ -194,14 +144,14 @@ class Winograd final : public Kernel {
     Combine<T> job;
     for (std::size_t p = 0; p < groups_.size(); ++p) {
       const auto taps = static_cast<std::int64_t>(tiling_.phases()[p].taps.size());
-      const auto groups = static_cast<std::int64_t>(groups_[p].size());
+      const auto groups = groups_[p].count();
       const T* const from = packed + packed_.place_of_phase(block, channels, p);
       for (std::int64_t row = 0; row < block.targets; row += panel) {
         const std::int64_t width = panel_width(math, panel, block.targets, row);
         job.count = channels * width;
         for (std::int64_t g = 0; g < groups; ++g) {
           for (int k = 0; k < scheme_.taps; ++k) {
-            job.from[k] = from + (row * taps + groups_[p][g].taps[k] * width) * channels;
+            job.from[k] = from + (row * taps + groups_[p].all[g].taps[k] * width) * channels;
           }
           for (int point = 0; point < scheme_.points; ++point) {
             job.to[point] =
@@ -213,110 +163,9 @@ class Winograd final : public Kernel {
     }
   }
 
-  // The packed source of a tile into lines [source lattice][point][position][channel], also beyond the end of a tile that
-  // is not full: the end of one row is the beginning of the next.
-  void combine_source(const Tile& tile, const T* source, T* combined) const {
-    const int axis = fast_.axis;
-    const TileShape& shape = tiling_.shape();
-    const std::int64_t inner = shape.steps[axis] * cell_step_;  // what lies inside of the axis, side by side
-    std::int64_t outer = tile.images;
-    for (int a = 0; a < axis; ++a) outer *= shape.pitch[a];
-    Combine<T> job;
-    job.cells = line_.pitch[axis];
-    job.from_steps.fill(scheme_.outputs * inner);
-    job.to_step = inner;
-    job.count = inner;
-    for (std::size_t s = 0; s < tiling_.sources().size(); ++s) {
-      const T* const from = source + (static_cast<std::int64_t>(s) * tiling_.plane_size() + tiling_.lead()) * cell_step_;
-      T* const to = combined + static_cast<std::int64_t>(s) * scheme_.points * line_.size * cell_step_;
-      for (int point = 0; point < scheme_.points; ++point) {
-        std::fill_n(to + point * line_.size * cell_step_, line_.lead * cell_step_, T{0});
-      }
-      const std::int64_t first = source_bases_[s] - tiling_.maps()[axis].lowest;
-      for (std::int64_t o = 0; o < outer; ++o) {
-        for (int point = 0; point < scheme_.points; ++point) {
-          job.from[point] = from + (o * shape.pitch[axis] + first + point) * inner;
-          job.to[point] = to + (point * line_.size + line_.lead) * cell_step_ + o * line_.pitch[axis] * inner;
-        }
-        winograd_ops().source[fast_.scheme](job);
-      }
-    }
-  }
-
-  // The same from a tensor whose channels lie side by side.
-  void combine_in_place(const Tile& tile, const T* source, std::int64_t channels, T* combined) const {
-    static constexpr std::array<T, kMostTogether> kZeros{};
-    const int axis = fast_.axis;
-    const Strides& strides = roles_.source_strides;
-    const Triple& count = line_.pitch;
-    Combine<T> job;
-    job.to_step = cell_step_;
-    job.count = channels;
-    for (std::size_t s = 0; s < tiling_.sources().size(); ++s) {
-      const auto& lattice = tiling_.sources()[s];
-      Triple origin = tile.origin;
-      origin[axis] += source_bases_[s] - tiling_.maps()[axis].lowest;
-      const auto exists = [&](int a, std::int64_t position) { return position >= 0 && position < lattice[a].count; };
-      const auto place = [&](int a, std::int64_t position) {
-        return (lattice[a].first + position * lattice[a].step) * strides[2 + a];
-      };
-      T* const to = combined + static_cast<std::int64_t>(s) * scheme_.points * line_.size * cell_step_;
-      const auto at = [&](int point, std::int64_t position) {
-        return to + (point * line_.size + line_.lead + position) * cell_step_;
-      };
-      for (int point = 0; point < scheme_.points; ++point) {
-        std::fill_n(at(point, -line_.lead), line_.lead * cell_step_, T{0});
-      }
-      const std::int64_t step = (axis == 2 ? scheme_.outputs : 1) * lattice[2].step * strides[4];
-      // Cells from `low` to `high` of a row exist; where the width is the fast axis, tiles are looked at one by one.
-      const std::int64_t low = axis == 2 ? 0 : std::clamp<std::int64_t>(-origin[2], 0, count[2]);
-      const std::int64_t high =
-          axis == 2 ? count[2] : std::clamp<std::int64_t>(lattice[2].count - origin[2], low, count[2]);
-      for (std::int64_t image = 0; image < tile.images; ++image) {
-        for (std::int64_t d = 0; d < count[0]; ++d) {
-          for (std::int64_t h = 0; h < count[1]; ++h) {
-            const std::int64_t row = image * line_.image_step + d * line_.steps[0] + h * line_.steps[1];
-            const Triple cell = {d, h, 0};
-            bool any = low < high;
-            std::int64_t from = (tile.image + image) * strides[0] + place(2, axis == 2 ? 0 : origin[2] + low);
-            for (int a = 0; a < 2; ++a) {
-              if (a == axis) continue;
-              any = any && exists(a, origin[a] + cell[a]);
-              from += place(a, origin[a] + cell[a]);
-            }
-            const std::int64_t begin = any ? low : count[2];
-            const std::int64_t end = any ? high : count[2];
-            for (int point = 0; point < scheme_.points; ++point) {
-              std::fill_n(at(point, row), begin * cell_step_, T{0});
-              std::fill_n(at(point, row + end), (count[2] - end) * cell_step_, T{0});
-            }
-            if (!any) continue;
-            job.cells = end - begin;
-            for (std::int64_t w = begin; w < end; w += job.cells) {
-              const std::int64_t first = origin[axis] + (axis == 2 ? w : cell[axis]) * scheme_.outputs;
-              if (axis == 2) {  // tiles that exist as a whole, or one that does not
-                const std::int64_t whole = (lattice[2].count - first - scheme_.points) / scheme_.outputs + 1;
-                const bool exist = exists(2, first) && exists(2, first + scheme_.points - 1);
-                job.cells = exist ? std::min(whole, end - w) : 1;
-              }
-              for (int point = 0; point < scheme_.points; ++point) {
-                const bool real = exists(axis, first + point);
-                const std::int64_t beyond = place(axis, first + point) - (axis == 2 ? place(2, 0) : 0);
-                job.from[point] = real ? source + from + beyond : kZeros.data();
-                job.from_steps[point] = real ? step : 0;
-                job.to[point] = at(point, row + w);
-              }
-              winograd_ops().source[fast_.scheme](job);
-            }
-          }
-        }
-      }
-    }
-  }
-
   // Tiles along the fast axis that a phase has.
   std::int64_t tiles_of(const Triple& count, std::size_t phase) const {
-    return count[fast_.axis] == 0 ? 0 : ceil_div(count[fast_.axis] + shifts_[phase], scheme_.outputs);
+    return count[fast_.axis] == 0 ? 0 : ceil_div(count[fast_.axis] + groups_[phase].shift, scheme_.outputs);
   }
 
   // The rows of the products of a phase, by the groups that read something in depth and height.
@@ -335,15 +184,15 @@ class Winograd final : public Kernel {
       for (std::int64_t d = 0; d < count[0]; ++d) {
         for (std::int64_t h = 0; h < count[1]; ++h) {
           reached.clear();
-          for (std::size_t g = 0; g < groups_[phase].size(); ++g) {
-            if (reads(tile, groups_[phase][g], {d, h, 0})) reached.push_back(static_cast<std::int64_t>(g));
+          for (std::size_t g = 0; g < groups_[phase].all.size(); ++g) {
+            if (reads(tile, groups_[phase].all[g], {d, h, 0})) reached.push_back(static_cast<std::int64_t>(g));
           }
           const std::int64_t place = image * line_.image_step + d * line_.steps[0] + h * line_.steps[1];
           std::vector<CellRun>& runs = rows[reached];
           if (joins && h > 0 && above == reached) {
-            runs.back().count = place + count[2] - runs.back().a / cell_step_;
+            runs.back().count = place + count[2] - runs.back().a / source_.cell_step();
           } else {
-            runs.push_back({place * cell_step_, cell_step_, place * row_size, row_size, count[2]});
+            runs.push_back({place * source_.cell_step(), source_.cell_step(), place * row_size, row_size, count[2]});
           }
           above = reached;
         }
@@ -352,7 +201,7 @@ class Winograd final : public Kernel {
     return rows;
   }
 
-  bool reads(const Tile& tile, const Group& group, const Triple& cell) const {
+  bool reads(const Tile& tile, const TapGroup& group, const Triple& cell) const {
     for (int a = 0; a < 2; ++a) {
       if (a == fast_.axis) continue;
       const std::int64_t position = tile.begin[a] + cell[a] + group.shift[a];
@@ -368,7 +217,6 @@ class Winograd final : public Kernel {
     const TargetBlock block = block_at(task / (target_blocks_ * tiling_.tiles()) * target_blocks_ +
                                        task % target_blocks_);
     const auto phases = tiling_.phases().size();
-    const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
     const auto size = packed_.tile_along_targets(math, block.targets);
     const std::int64_t row_size = round_up(block.targets, math.lanes);
     const bool in_steps = chunk_ < roles_.source_channels;
@@ -378,7 +226,7 @@ class Winograd final : public Kernel {
       results = {nullptr, false, row_size, row_size * tile.length};
       results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
     }
-    T* const combined = memory.combined.get(cell_step_ * sources * scheme_.points * line_.size);
+    T* const combined = memory.combined.get(source_.size());
     const std::int64_t point_size = row_size * line_.size;
     T* const products =
         memory.products.get((in_steps ? static_cast<std::int64_t>(phases) : 1) * scheme_.points * point_size);
@@ -387,15 +235,7 @@ class Winograd final : public Kernel {
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
-      if constexpr (std::is_same_v<E, T>) {
-        if (reads_in_place_) combine_in_place(tile, first, channels, combined);
-      }
-      if (!reads_in_place_) {
-        T* const source = memory.source.get(cell_step_ * sources * tiling_.plane_size());
-        pack_source(tiling_, tile, View<const E>{first, roles_.source_strides, channels}, PackedSteps{1, cell_step_},
-                    source);
-        combine_source(tile, source, combined);
-      }
+      source_.combine(tiling_, tile, first, channels, memory.source, combined);
       const T* weights = nullptr;
       if (shared != nullptr) {
         weights = shared + shared_place(block, c);
@@ -412,7 +252,7 @@ class Winograd final : public Kernel {
         T* const of_phase = products + (in_steps ? static_cast<std::int64_t>(p) * scheme_.points * point_size : 0);
         for (int point = 0; point < scheme_.points; ++point) {
           MultiplyCells<T> job;
-          job.a = combined + (point * line_.size + line_.lead) * cell_step_;
+          job.a = combined + (point * line_.size + line_.lead) * source_.cell_step();
           job.c = of_phase + point * point_size;
           job.depth = channels;
           job.accumulate = c > 0;
@@ -431,15 +271,15 @@ class Winograd final : public Kernel {
                 const T* weights, const Rows& rows, MultiplyCells<T> job) const {
     const std::int64_t channels = job.depth;
     const bool accumulate = job.accumulate;
-    const std::int64_t source_step = scheme_.points * line_.size * cell_step_;
-    const Panels<T> panels{weights, static_cast<std::int64_t>(groups_[phase].size()) * channels};
+    const Panels<T> panels{weights, groups_[phase].count() * channels};
     std::vector<std::int64_t> offsets;
     std::vector<std::int64_t> places;
     for (const auto& [groups, runs] : rows) {
       offsets.clear();
       places.clear();
       for (const std::int64_t g : groups) {
-        offsets.push_back(groups_[phase][g].source * source_step + groups_[phase][g].offset * cell_step_);
+        offsets.push_back(groups_[phase].all[g].source * source_.source_size() +
+                          groups_[phase].all[g].offset * source_.cell_step());
         places.push_back(g * channels);
       }
       const auto count = static_cast<std::int64_t>(groups.size());
@@ -490,7 +330,7 @@ class Winograd final : public Kernel {
               job.from[point] = products + point * point_size + place * row_size;
             }
             Segment cell{image, {d, h, w}, 2, 1, {}};
-            const std::int64_t first = cell.cell[axis] * scheme_.outputs - shifts_[phase];
+            const std::int64_t first = cell.cell[axis] * scheme_.outputs - groups_[phase].shift;
             if (axis == 2) {
               const std::int64_t whole = (cells[2] - first) / scheme_.outputs;
               job.cells = first >= 0 && whole > 0 ? std::min(whole, count[2] - w) : 1;
@@ -517,13 +357,10 @@ class Winograd final : public Kernel {
   std::int64_t targets_ = 1;  // of a block
   std::int64_t target_blocks_ = 1;
   PackedWeights<E, T> packed_;
-  std::vector<std::vector<Group>> groups_;  // of each phase
+  CombinedSource<E> source_;
+  std::vector<TapGroups> groups_;  // of each phase
   std::vector<std::int64_t> groups_before_;
   std::int64_t all_groups_ = 0;
-  std::vector<std::int64_t> shifts_;        // of each phase
-  std::vector<std::int64_t> source_bases_;  // of each source lattice
-  std::int64_t cell_step_ = 1;
-  bool reads_in_place_ = false;  // tensors whose channels lie side by side
   bool stores_in_place_ = false;
   bool shares_weights_ = false;
 };
@@ -531,11 +368,10 @@ class Winograd final : public Kernel {
 }  // namespace
 
 Proposal propose_winograd(const Problem& problem, const DeviceProperties& device) {
-  if (problem.direction != Direction::forward && problem.direction != Direction::grad_input) {
-    return Proposal::decline("computes forward and grad_input");
-  }
+  if (problem.direction == Direction::grad_bias) return Proposal::decline("has no weights to read");
   if (problem.dtype == DType::f64) return Proposal::decline("computes in fp32");
   if (problem.batch == 0) return Proposal::decline("needs at least one image");
+  if (problem.direction == Direction::grad_weight) return propose_winograd_weight(problem);
   const Roles roles(problem);
   if (roles.joined > 1) return Proposal::decline("needs more channels a group");
   const AxisMaps plain = maps_of(problem);
@@ -552,8 +388,18 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
       std::min(round_up(even_parts(roles.source_channels, kMostTogether), kMostLanes), roles.source_channels);
   const std::int64_t targets =
       std::min(round_up(even_parts(roles.target_channels, kMostTargets), kMostLanes), roles.target_channels);
-  const std::int64_t cells =
-      choose_cells(*fast, maps, problem, roles, chunk, targets, std::max(device.threads, 1), caches());
+  const auto all = [&maps](auto AxisMap::* lattices) {
+    std::size_t count = 1;
+    for (const AxisMap& map : maps) count *= (map.*lattices).size();
+    return static_cast<std::int64_t>(count);
+  };
+  const std::int64_t kept = chunk < roles.source_channels ? all(&AxisMap::targets) : 1;  // phases at a time
+  TileWish wish;
+  wish.width = all(&AxisMap::sources) * chunk + kept * targets;
+  wish.tiles = ceil_div(kTasksWanted * std::max(device.threads, 1),
+                        roles.groups * ceil_div(roles.target_channels, targets));
+  wish.fewest = shares_combined_weights(problem, *fast) ? 1 : kTileAlone;
+  const std::int64_t cells = choose_cells(*fast, maps, problem.batch, wish, caches());
   Tiling tiling(maps, problem.batch, cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +

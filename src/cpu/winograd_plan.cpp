@@ -13,14 +13,12 @@ constexpr std::int64_t kFewestDepth = 64;     // products of a sum
 constexpr std::int64_t kFewWeights = std::int64_t{1} << 18;
 constexpr std::int64_t kManyCells = 4096;
 constexpr std::int64_t kRoomForWeights = 12;  // otherwise: one part in this of input and output
-constexpr std::int64_t kTileAlone = 1024;     // cells of a tile that combines its own weights
 // Products that are left, as a share: more are not worth the combinations.
 constexpr double kMostLeft = 0.8;
 constexpr double kAnotherAxis = 0.95;  // the same, for an axis further inside: rows are better left whole
 constexpr double kCacheShare = 0.5;   // of the L2 cache, for the combined tile and its products
 constexpr std::int64_t kLargestTile = 4096;  // cells
 constexpr std::int64_t kSmallTile = 256;
-constexpr std::int64_t kTasksWanted = 8;  // for each thread
 
 std::int64_t elements_of(const Sizes& sizes) { return sizes[1] * sizes[2] * sizes[3] * sizes[4]; }  // one image
 
@@ -86,10 +84,10 @@ bool shares_combined_weights(const Problem& problem, const FastAxis& fast) {
   return combined_weights(problem, fast) <= std::max(tensors / kRoomForWeights, kFewWeights);
 }
 
-std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& problem, const Roles& roles) {
-  if (std::min(roles.source_channels, roles.target_channels) < kFewestChannels) return {};
+std::optional<FastAxis> find_fast_axis(const AxisMaps& maps, std::int64_t sources, std::int64_t targets) {
+  if (std::min(sources, targets) < kFewestChannels) return {};
   std::int64_t cells = 1;
-  std::int64_t depth = roles.source_channels;  // in the phase with the fewest taps
+  std::int64_t depth = sources;  // in the phase with the fewest taps
   for (const AxisMap& map : maps) {
     cells *= map.cells;
     std::size_t fewest = map.targets.empty() ? 0 : map.targets.front().taps.size();
@@ -113,11 +111,17 @@ std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& pr
       best->scheme = s;
     }
   }
-  if (!best) return {};
-  const std::int64_t image = elements_of(problem.input_sizes()) + elements_of(problem.output_sizes());
-  const std::int64_t weights = combined_weights(problem, *best);
-  if (weights > std::max(image / kRoomForWeights, kFewWeights) && cells < kManyCells) return {};
   return best;
+}
+
+std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& problem, const Roles& roles) {
+  std::optional<FastAxis> fast = find_fast_axis(maps, roles.source_channels, roles.target_channels);
+  if (!fast) return {};
+  const std::int64_t cells = maps[0].cells * maps[1].cells * maps[2].cells;
+  const std::int64_t image = elements_of(problem.input_sizes()) + elements_of(problem.output_sizes());
+  const std::int64_t weights = combined_weights(problem, *fast);
+  if (weights > std::max(image / kRoomForWeights, kFewWeights) && cells < kManyCells) return {};
+  return fast;
 }
 
 AxisMaps with_room_for(const FastAxis& fast, AxisMaps maps) {
@@ -141,25 +145,47 @@ FastLine::FastLine(const FastAxis& fast, const AxisMaps& maps, const TileShape& 
   size = lead + shape.images * image_step + kSlack;
 }
 
-std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, const Problem& problem, const Roles& roles,
-                          std::int64_t chunk, std::int64_t targets, std::int64_t threads, const Caches& caches) {
-  const Scheme& scheme = kSchemes[fast.scheme];
-  std::int64_t sources = 1;
-  std::int64_t phases = 1;
-  for (const AxisMap& map : maps) {
-    sources *= static_cast<std::int64_t>(map.sources.size());
-    phases *= static_cast<std::int64_t>(map.targets.size());
+TapGroups::TapGroups(const PhaseTile& phase, const FastAxis& fast, const FastLine& line, const Tiling& tiling) {
+  const AxisMaps& maps = tiling.maps();
+  std::array<std::size_t, kSpatialAxes> which{};  // target lattices
+  Triple others{};                                // taps of each axis
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const auto same = [&](const AxisTarget& target) { return target.lattice.first == phase.lattice[a].first; };
+    which[a] = std::ranges::find_if(maps[a].targets, same) - maps[a].targets.begin();
+    others[a] = static_cast<std::int64_t>(maps[a].targets[which[a]].taps.size());
   }
-  const std::int64_t kept = chunk < roles.source_channels ? phases : 1;  // products of phases that are kept
-  const std::int64_t fewest = shares_combined_weights(problem, fast) ? 2 * scheme.outputs : kTileAlone;
-  const std::int64_t blocks = roles.groups * ceil_div(roles.target_channels, targets);
+  shift = fast.shifts[which[fast.axis]];
+  const Triple steps = {others[1] * others[2], others[2], 1};  // of the taps of the phase
+  others[fast.axis] = 1;
+  for (const auto& taps : fast.taps[which[fast.axis]]) {
+    for (std::int64_t d = 0; d < others[0]; ++d) {
+      for (std::int64_t h = 0; h < others[1]; ++h) {
+        for (std::int64_t w = 0; w < others[2]; ++w) {
+          const std::int64_t first = d * steps[0] + h * steps[1] + w * steps[2];
+          TapGroup group;
+          for (std::size_t k = 0; k < taps.size(); ++k) group.taps[k] = first + taps[k] * steps[fast.axis];
+          const Tap& tap = phase.taps[group.taps[0]];
+          group.source = tap.source;
+          group.shift = tap.shift;
+          for (int a = 0; a < kSpatialAxes; ++a) {
+            if (a != fast.axis) group.offset += line.place(maps, tiling.shape(), a, tap.shift[a]);
+          }
+          all.push_back(group);
+        }
+      }
+    }
+  }
+}
+
+std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, std::int64_t batch, const TileWish& wish,
+                          const Caches& caches) {
+  const Scheme& scheme = kSchemes[fast.scheme];
   for (std::int64_t cells = kLargestTile;; cells -= cells / 4) {
-    const TileShape shape(maps, problem.batch, cells);
+    const TileShape shape(maps, batch, cells);
     const FastLine line(fast, maps, shape);
-    const std::int64_t elements = line.size * scheme.points * (sources * chunk + kept * targets);
-    const bool fits = elements <= caches.elements(kCacheShare);
-    const bool feeds = shape.tiles * blocks >= kTasksWanted * threads || cells <= kSmallTile;
-    if ((fits && feeds) || cells <= fewest) return cells;
+    const bool fits = line.size * scheme.points * wish.width <= caches.elements(kCacheShare);
+    const bool feeds = shape.tiles >= wish.tiles || cells <= kSmallTile;
+    if ((fits && feeds) || cells <= std::max<std::int64_t>(wish.fewest, 2 * scheme.outputs)) return cells;
   }
 }
 

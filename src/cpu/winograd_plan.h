@@ -2,9 +2,11 @@
 // phase. Along that axis tiles of `outputs` cells become `points` products; along the others nothing changes.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <vector>
 
+#include "core/family.h"
 #include "cpu/blocking.h"
 #include "cpu/tile.h"
 #include "cpu/winograd_simd.h"
@@ -25,7 +27,10 @@ struct FastAxis {
 };
 
 // The axis that saves most, if any saves enough. It depends on the layer alone, not on the batch: it changes the
-// results' last bits.
+// results' last bits. `sources` and `targets` are the channels of a group.
+std::optional<FastAxis> find_fast_axis(const AxisMaps& maps, std::int64_t sources, std::int64_t targets);
+
+// The same for forward and grad_input, whose combined weights have to be kept or paid for, too.
 std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& problem, const Roles& roles);
 
 // Whether the call may hold the combined weights of all channels.
@@ -52,8 +57,35 @@ struct FastLine {
   }
 };
 
-// Cells of a tile, for so many threads and such caches.
-std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, const Problem& problem, const Roles& roles,
-                          std::int64_t chunk, std::int64_t targets, std::int64_t threads, const Caches& caches);
+// Taps of a phase that differ along the fast axis alone.
+struct TapGroup {
+  std::int64_t source = 0;
+  std::int64_t offset = 0;  // along the combined line
+  std::array<std::int64_t, kMostPoints> taps{};
+  Triple shift{};  // of one of them: as Tap has it
+};
+
+struct TapGroups {
+  std::vector<TapGroup> all;
+  std::int64_t shift = 0;  // FastAxis::shifts of the phase
+
+  TapGroups(const PhaseTile& phase, const FastAxis& fast, const FastLine& line, const Tiling& tiling);
+
+  std::int64_t count() const { return static_cast<std::int64_t>(all.size()); }
+};
+
+// What tiles should be like.
+struct TileWish {
+  std::int64_t width = 0;   // elements that a position of the combined line takes up, for one point
+  std::int64_t tiles = 1;   // no fewer, if small tiles are not needed for it
+  std::int64_t fewest = 1;  // cells
+};
+
+// Cells of a tile that fits the cache.
+std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, std::int64_t batch, const TileWish& wish,
+                          const Caches& caches);
+
+// grad_weight, where it is worth while
+Proposal propose_winograd_weight(const Problem& problem);
 
 }  // namespace tconv::cpu

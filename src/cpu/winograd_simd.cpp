@@ -62,6 +62,19 @@ struct ResultsOfTwo {
   static constexpr double kAt[kTo][kFrom] = {{1, 1, 1, 0}, {0, 1, -1, 0}, {0, 1, 1, 1}};
 };
 
+template <class Matrix>
+struct Transposed {
+  static constexpr int kTo = Matrix::kFrom;
+  static constexpr int kFrom = Matrix::kTo;
+  static constexpr auto kAt = [] {
+    std::array<std::array<double, kFrom>, kTo> at{};
+    for (int i = 0; i < kTo; ++i) {
+      for (int j = 0; j < kFrom; ++j) at[i][j] = Matrix::kAt[j][i];
+    }
+    return at;
+  }();
+};
+
 }  // namespace tconv::cpu
 #endif
 
@@ -109,7 +122,9 @@ void combine(const Combine<float>& shared) {
 const WinogradOps& float_winograd() {
   static const WinogradOps ops = {{combine<SourceOfThree>, combine<SourceOfTwo>},
                                   {combine<WeightsOfThree>, combine<WeightsOfTwo>},
-                                  {combine<ResultsOfThree>, combine<ResultsOfTwo>}};
+                                  {combine<ResultsOfThree>, combine<ResultsOfTwo>},
+                                  {combine<Transposed<ResultsOfThree>>, combine<Transposed<ResultsOfTwo>>},
+                                  {combine<Transposed<WeightsOfThree>>, combine<Transposed<WeightsOfTwo>>}};
   return ops;
 }
 

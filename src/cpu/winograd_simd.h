@@ -30,11 +30,13 @@ struct Combine {
   const T* bias = nullptr;
 };
 
-// The three combinations of a scheme, by its place in kSchemes.
+// The combinations of a scheme, by its place in kSchemes. What gradients of weights need is the transpose of the others.
 struct WinogradOps {
   std::array<void (*)(const Combine<float>&), kSchemes.size()> source{};   // points from points neighbours
   std::array<void (*)(const Combine<float>&), kSchemes.size()> weights{};  // points from taps
   std::array<void (*)(const Combine<float>&), kSchemes.size()> results{};  // outputs from points
+  std::array<void (*)(const Combine<float>&), kSchemes.size()> grads{};    // points from outputs
+  std::array<void (*)(const Combine<float>&), kSchemes.size()> sums{};     // taps from points
 };
 
 const WinogradOps& winograd_ops();
