@@ -91,9 +91,9 @@ class GradWeight final : public Kernel {
   std::string describe() const override {
     return std::to_string(tiling_.phases().size()) + " phases, blocks of " + std::to_string(blocking_.inputs) + " x " +
            std::to_string(blocking_.outputs) + " channels, " + std::to_string(tiling_.tiles()) + " tiles of up to " +
-           std::to_string(tiling_.longest()) + " cells in " + std::to_string(blocks_.splits()) + " splits, vectors along " +
-           (blocking_.along_inputs ? "input channels" : "cells") + (blocking_.taps_are_rows ? ", rows of taps" : "") +
-           ", " + target_name();
+           std::to_string(tiling_.longest()) + " cells in " + std::to_string(blocks_.splits()) +
+           " splits, vectors along " + (blocking_.along_inputs ? "input channels" : "cells") +
+           (blocking_.taps_are_rows ? ", rows of taps" : "") + ", " + target_name();
   }
 
  private:

@@ -1,5 +1,5 @@
-// The gradient of the weights as blocks of channels, each summed by itself, and how they get into the tensor. Cells are cut
-// into splits by the problem alone; each split sums into its own block and the blocks are added in order, so that
+// The gradient of the weights as blocks of channels, each summed by itself, and how they get into the tensor. Cells are
+// cut into splits by the problem alone; each split sums into its own block and the blocks are added in order, so that
 // threads change no result.
 #pragma once
 
@@ -89,8 +89,8 @@ class WeightBlocks {
     for (const Axis& axis : problem.axes) volume *= axis.kernel;
     clears_first_ = all_taps_ < volume || problem.batch == 0;
     const std::int64_t blocks = std::max<std::int64_t>(blocking.blocks(), 1);
-    splits_ = std::min({ceil_div(tasks, blocks), most_partials / std::max<std::int64_t>(blocks * size_, 1),
-                        tiling.tiles()});
+    splits_ =
+        std::min({ceil_div(tasks, blocks), most_partials / std::max<std::int64_t>(blocks * size_, 1), tiling.tiles()});
     splits_ = std::max<std::int64_t>(splits_, 1);
   }
 

@@ -25,9 +25,9 @@ namespace {
 
 using T = float;
 
-constexpr std::int64_t kMostTogether = 128;  // source channels summed before the next tap's
-constexpr std::int64_t kMostTargets = 128;   // target channels of a task
-constexpr std::int64_t kMostDepth = 640;     // multiply-adds between two visits to the products
+constexpr std::int64_t kMostTogether = 128;   // source channels summed before the next tap's
+constexpr std::int64_t kMostTargets = 128;    // target channels of a task
+constexpr std::int64_t kMostDepth = 640;      // multiply-adds between two visits to the products
 constexpr std::int64_t kTasksWanted = 8;      // for each thread
 constexpr std::int64_t kTileAlone = 1024;     // cells of a tile that combines its own weights
 constexpr std::int64_t kPackedTogether = 16;  // channels of weights that are packed before they are combined
@@ -154,8 +154,7 @@ class Winograd final : public Kernel {
             job.from[k] = from + (row * taps + groups_[p].all[g].taps[k] * width) * channels;
           }
           for (int point = 0; point < scheme_.points; ++point) {
-            job.to[point] =
-                to + place_of(block, chunk, p, point) + row * chunk * groups + (g * chunk + within) * width;
+            job.to[point] = to + place_of(block, chunk, p, point) + row * chunk * groups + (g * chunk + within) * width;
           }
           winograd_ops().weights[fast_.scheme](job);
         }
@@ -214,8 +213,8 @@ class Winograd final : public Kernel {
     thread_local Memory memory;
     const MathOps<T>& math = math_ops<T>();
     const Tile tile = tiling_.tile(task / target_blocks_ % tiling_.tiles());
-    const TargetBlock block = block_at(task / (target_blocks_ * tiling_.tiles()) * target_blocks_ +
-                                       task % target_blocks_);
+    const TargetBlock block =
+        block_at(task / (target_blocks_ * tiling_.tiles()) * target_blocks_ + task % target_blocks_);
     const auto phases = tiling_.phases().size();
     const auto size = packed_.tile_along_targets(math, block.targets);
     const std::int64_t row_size = round_up(block.targets, math.lanes);
@@ -240,8 +239,7 @@ class Winograd final : public Kernel {
       if (shared != nullptr) {
         weights = shared + shared_place(block, c);
       } else {
-        T* const own =
-            memory.weights.get(chunk_ * all_groups_ * scheme_.points * packed_.targets(block.targets));
+        T* const own = memory.weights.get(chunk_ * all_groups_ * scheme_.points * packed_.targets(block.targets));
         for (std::int64_t within = 0; within < channels; within += kPackedTogether) {
           combine_weights(tensors.weight, block, c, within, std::min(kPackedTogether, channels - within), own);
         }
@@ -316,8 +314,8 @@ class Winograd final : public Kernel {
       }
     }
     if (sums == nullptr) sums = results.sums + tiling_.slot(phase) * results.phase_size;
-    // A row of cells along the width at a time; where that is the fast axis, tiles that exist as a whole or one that does
-    // not.
+    // A row of cells along the width at a time; where that is the fast axis, tiles that exist as a whole or one that
+    // does not.
     job.from_steps.fill(row_size);
     job.to_step = (axis == 2 ? scheme_.outputs : 1) * to.step[2];
     for (std::int64_t image = 0; image < tile.images; ++image) {
@@ -396,8 +394,8 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   const std::int64_t kept = chunk < roles.source_channels ? all(&AxisMap::targets) : 1;  // phases at a time
   TileWish wish;
   wish.width = all(&AxisMap::sources) * chunk + kept * targets;
-  wish.tiles = ceil_div(kTasksWanted * std::max(device.threads, 1),
-                        roles.groups * ceil_div(roles.target_channels, targets));
+  wish.tiles =
+      ceil_div(kTasksWanted * std::max(device.threads, 1), roles.groups * ceil_div(roles.target_channels, targets));
   wish.fewest = shares_combined_weights(problem, *fast) ? 1 : kTileAlone;
   const std::int64_t cells = choose_cells(*fast, maps, problem.batch, wish, caches());
   Tiling tiling(maps, problem.batch, cells);

@@ -8,15 +8,15 @@ namespace {
 constexpr std::int64_t kFewestChannels = 16;  // of source and target: the vectors of the combinations are full
 constexpr std::int64_t kFewestCells = 128;    // of an image: weights are combined for all of them
 constexpr std::int64_t kFewestDepth = 64;     // products of a sum
-// Combined weights that may always be held, in elements; and the cells of an image that are worth combining more of them
-// tile by tile.
+// Combined weights that may always be held, in elements; and the cells of an image that are worth combining more of
+// them tile by tile.
 constexpr std::int64_t kFewWeights = std::int64_t{1} << 18;
 constexpr std::int64_t kManyCells = 4096;
 constexpr std::int64_t kRoomForWeights = 12;  // otherwise: one part in this of input and output
 // Products that are left, as a share: more are not worth the combinations.
 constexpr double kMostLeft = 0.8;
-constexpr double kAnotherAxis = 0.95;  // the same, for an axis further inside: rows are better left whole
-constexpr double kCacheShare = 0.5;   // of the L2 cache, for the combined tile and its products
+constexpr double kAnotherAxis = 0.95;        // the same, for an axis further inside: rows are better left whole
+constexpr double kCacheShare = 0.5;          // of the L2 cache, for the combined tile and its products
 constexpr std::int64_t kLargestTile = 4096;  // cells
 constexpr std::int64_t kSmallTile = 256;
 
@@ -103,7 +103,8 @@ std::optional<FastAxis> find_fast_axis(const AxisMaps& maps, std::int64_t source
       std::optional<FastAxis> fast = neighbours_along(maps[axis], scheme);
       if (!fast) continue;
       const std::int64_t tiles = ceil_div(maps[axis].cells + fast->most_shift(), scheme.outputs);
-      const double left = static_cast<double>(tiles * scheme.points) / static_cast<double>(maps[axis].cells * scheme.taps);
+      const double left =
+          static_cast<double>(tiles * scheme.points) / static_cast<double>(maps[axis].cells * scheme.taps);
       if (left >= least) continue;
       least = kAnotherAxis * left;
       best = std::move(fast);
@@ -117,10 +118,18 @@ std::optional<FastAxis> find_fast_axis(const AxisMaps& maps, std::int64_t source
 std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& problem, const Roles& roles) {
   std::optional<FastAxis> fast = find_fast_axis(maps, roles.source_channels, roles.target_channels);
   if (!fast) return {};
-  const std::int64_t cells = maps[0].cells * maps[1].cells * maps[2].cells;
+  std::size_t sources = 1;
+  std::int64_t cells = 1;
+  for (const AxisMap& map : maps) {
+    sources *= map.sources.size();
+    cells *= map.cells;
+  }
+  // Several source lattices would have to be taken apart and transposed.
+  if (sources > 1 && roles.source_strides[1] != 1) return {};
   const std::int64_t image = elements_of(problem.input_sizes()) + elements_of(problem.output_sizes());
   const std::int64_t weights = combined_weights(problem, *fast);
-  if (weights > std::max(image / kRoomForWeights, kFewWeights) && cells < kManyCells) return {};
+  const bool pays_alone = cells >= kManyCells && kSchemes[fast->scheme].taps > 2;
+  if (weights > std::max(image / kRoomForWeights, kFewWeights) && !pays_alone) return {};
   return fast;
 }
 
@@ -185,7 +194,7 @@ std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, std::int64
     const FastLine line(fast, maps, shape);
     const bool fits = line.size * scheme.points * wish.width <= caches.elements(kCacheShare);
     const bool feeds = shape.tiles >= wish.tiles || cells <= kSmallTile;
-    if ((fits && feeds) || cells <= std::max<std::int64_t>(wish.fewest, 2 * scheme.outputs)) return cells;
+    if ((fits && feeds) || cells <= std::max<std::int64_t>(wish.fewest, scheme.points)) return cells;
   }
 }
 

@@ -52,7 +52,10 @@ class CombinedSource {
  public:
   CombinedSource(const Tiling& tiling, const FastAxis& fast, const FastLine& line, const Strides& strides,
                  std::int64_t most_channels, bool whole_vectors)
-      : fast_(fast), line_(line), strides_(strides), in_place_(std::is_same_v<E, float> && strides[1] == 1 && whole_vectors) {
+      : fast_(fast),
+        line_(line),
+        strides_(strides),
+        in_place_(std::is_same_v<E, float> && strides[1] == 1 && whole_vectors) {
     const auto& sources = tiling.maps()[fast.axis].sources;
     for (const auto& triple : tiling.sources()) {
       const auto same = [&](const Lattice& lattice) { return lattice.first == triple[fast.axis].first; };
@@ -64,7 +67,7 @@ class CombinedSource {
   }
 
   std::int64_t cell_step() const { return cell_step_; }
-  std::int64_t line_size() const { return line_.size * cell_step_; }                      // of a point
+  std::int64_t line_size() const { return line_.size * cell_step_; }                        // of a point
   std::int64_t source_size() const { return kSchemes[fast_.scheme].points * line_size(); }  // of a source lattice
   std::int64_t size() const { return static_cast<std::int64_t>(bases_.size()) * source_size(); }
 

@@ -13,8 +13,8 @@
 #define TCONV_CPU_WINOGRAD_MATRICES
 namespace tconv::cpu {
 
-// Products are polynomials at points: 0, 1, -1, 1/2, -2 and infinity for three taps, which cost the fewest digits of all
-// (1.6 times the error of plain sums; with 2 and -2: 2.0), 0, 1, -1 and infinity for two (no more than plain sums).
+// Products are polynomials at points: 0, 1, -1, 1/2, -2 and infinity for three taps, which cost the fewest digits of
+// all (1.6 times the error of plain sums; with 2 and -2: 2.0), 0, 1, -1 and infinity for two (no more than plain sums).
 struct SourceOfThree {
   static constexpr int kTo = 6;
   static constexpr int kFrom = 6;

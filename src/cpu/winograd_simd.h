@@ -1,6 +1,6 @@
-// Short correlations with fewer multiplications (Winograd, Toom and Cook): `outputs` neighbouring results of `taps` taps
-// each, from points = outputs + taps - 1 products instead of outputs x taps. Sources, weights and products are combined
-// linearly, element by element, so that vectors run along whatever lies side by side.
+// Short correlations with fewer multiplications (Winograd, Toom and Cook): `outputs` neighbouring results of `taps`
+// taps each, from points = outputs + taps - 1 products instead of outputs x taps. Sources, weights and products are
+// combined linearly, element by element, so that vectors run along whatever lies side by side.
 #pragma once
 
 #include <array>
@@ -30,7 +30,8 @@ struct Combine {
   const T* bias = nullptr;
 };
 
-// The combinations of a scheme, by its place in kSchemes. What gradients of weights need is the transpose of the others.
+// The combinations of a scheme, by its place in kSchemes. What gradients of weights need is the transpose of the
+// others.
 struct WinogradOps {
   std::array<void (*)(const Combine<float>&), kSchemes.size()> source{};   // points from points neighbours
   std::array<void (*)(const Combine<float>&), kSchemes.size()> weights{};  // points from taps

@@ -1,6 +1,7 @@
 // grad_weight in the "winograd" family: the transpose of forward. Along the fast axis, tiles of grad_output and of the
 // input are combined; the products of their points, summed over all cells, are combined into the taps at the end:
-//   sums[point][other taps][co][ci] = sum over cells of  combined grad_output[co][cell] combined input[ci][cell + offset]
+//   sums[point][other taps][co][ci] = sum over cells of  combined grad_output[co][cell] combined input[ci][cell +
+//   offset]
 #include <algorithm>
 #include <vector>
 
@@ -16,11 +17,14 @@ namespace {
 
 using T = float;
 
-constexpr std::int64_t kMostChannels = 128;                 // of a block, input and output
-constexpr std::int64_t kMostSums = std::int64_t{1} << 18;   // elements of one block, all points
+constexpr std::int64_t kMostChannels = 128;                // of a block, input and output
+constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one block, all points
+// Two taps: channels that pay for combining them, and how many times that may be done over.
+constexpr std::int64_t kFewestChannels = 64;
+constexpr std::int64_t kMostBlocks = 4;
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kTilesWanted = 16;
-constexpr std::int64_t kDepth = 128;         // cells between two visits to the sums
+constexpr std::int64_t kDepth = 128;           // cells between two visits to the sums
 constexpr std::int64_t kRoomForPartials = 12;  // one part in this of input and output
 
 struct Memory {
@@ -42,8 +46,7 @@ class WinogradWeight final : public Kernel {
         tiling_(std::move(tiling)),
         line_(fast, tiling_.maps(), tiling_.shape()),
         blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)),
-        source_(tiling_, fast, line_, problem.input_strides, blocking.inputs,
-                blocking.group_inputs % kMostLanes == 0) {
+        source_(tiling_, fast, line_, problem.input_strides, blocking.inputs, blocking.group_inputs % kMostLanes == 0) {
     for (const PhaseTile& phase : tiling_.phases()) {
       groups_before_.push_back(all_groups_);
       groups_.emplace_back(phase, fast_, line_, tiling_);
@@ -51,8 +54,8 @@ class WinogradWeight final : public Kernel {
     }
     grad_step_ = round_up(blocking.outputs, kMostLanes);
     grad_step_ += grad_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
-    grads_in_place_ = std::is_same_v<E, T> && problem.output_strides[1] == 1 &&
-                      blocking.group_outputs % kMostLanes == 0;
+    grads_in_place_ =
+        std::is_same_v<E, T> && problem.output_strides[1] == 1 && blocking.group_outputs % kMostLanes == 0;
   }
 
   std::size_t workspace_bytes() const { return blocks_.workspace_bytes(); }
@@ -101,8 +104,7 @@ class WinogradWeight final : public Kernel {
         const Triple cells = tiling_.cells_of(tile, tiling_.phases()[p]);
         if (cells[0] * cells[1] * cells[2] == 0) continue;
         combine_grad(tile, p, cells, grads, memory.packed_grad, combined_grad);
-        multiply(tile, p, cells, channels, combined_grad, combined,
-                 sums + groups_before_[p] * scheme_.points * size);
+        multiply(tile, p, cells, channels, combined_grad, combined, sums + groups_before_[p] * scheme_.points * size);
       }
     }
     Combine<T> job;
@@ -248,6 +250,10 @@ Proposal propose_winograd_weight(const Problem& problem) {
   blocking.outputs = cut(blocking.group_outputs, std::clamp(most / kMostLanes * kMostLanes, kMostLanes, kMostChannels));
   blocking.input_blocks = ceil_div(blocking.group_inputs, blocking.inputs);
   blocking.output_blocks = ceil_div(blocking.group_outputs, blocking.outputs);
+  if (scheme.taps == 2 && (blocking.blocks() > kMostBlocks * problem.groups ||
+                           std::min(blocking.group_inputs, blocking.group_outputs) < kFewestChannels)) {
+    return Proposal::decline("two taps save too little for so few channels or so many blocks of them");
+  }
 
   const AxisMaps maps = with_room_for(*fast, plain);
   TileWish wish;

@@ -168,7 +168,8 @@ TEST(Phases, ASampleDoesNotDependOnItsBatch) {
 }
 
 TEST(Phases, TakesEveryOrdinaryProblemAndSaysWhyNot) {
-  EXPECT_EQ(families(Backend::cpu), (std::vector<std::string>{"columns", "depthwise", "winograd", "phases", "reference"}));
+  EXPECT_EQ(families(Backend::cpu),
+            (std::vector<std::string>{"columns", "depthwise", "winograd", "phases", "reference"}));
   Problem problem;
   problem.axes[2] = {2, 3, 1, 100'000'000, 99'999'990, 99'999'990, 0};
   set_contiguous(problem);
