@@ -168,17 +168,13 @@ class Winograd final : public Kernel {
   }
 
   // The rows of the products of a phase, by the groups that read something in depth and height.
-  using Rows = std::map<std::vector<std::int64_t>, std::vector<CellRun>>;
-  Rows rows_of(const Tile& tile, std::size_t phase, std::int64_t tile_rows, std::int64_t row_size) const {
+  using Rows = std::map<std::vector<std::int64_t>, CellList>;
+  Rows rows_of(const Tile& tile, std::size_t phase, std::int64_t row_size) const {
     Triple count = tiling_.cells_of(tile, tiling_.phases()[phase]);
     count[fast_.axis] = tiles_of(count, phase);
     Rows rows;
     if (count[0] * count[1] * count[2] == 0) return rows;
-    // Rows are joined where what lies between them costs less than a register tile that is not full.
-    const std::int64_t alone = count[2] + ceil_div(count[2], tile_rows);
-    const bool joins = alone * tile_rows > line_.pitch[2] * (tile_rows + 1);
     std::vector<std::int64_t> reached;
-    std::vector<std::int64_t> above;
     for (std::int64_t image = 0; image < tile.images; ++image) {
       for (std::int64_t d = 0; d < count[0]; ++d) {
         for (std::int64_t h = 0; h < count[1]; ++h) {
@@ -187,13 +183,7 @@ class Winograd final : public Kernel {
             if (reads(tile, groups_[phase].all[g], {d, h, 0})) reached.push_back(static_cast<std::int64_t>(g));
           }
           const std::int64_t place = image * line_.image_step + d * line_.steps[0] + h * line_.steps[1];
-          std::vector<CellRun>& runs = rows[reached];
-          if (joins && h > 0 && above == reached) {
-            runs.back().count = place + count[2] - runs.back().a / source_.cell_step();
-          } else {
-            runs.push_back({place * source_.cell_step(), source_.cell_step(), place * row_size, row_size, count[2]});
-          }
-          above = reached;
+          rows[reached].add(place * source_.cell_step(), source_.cell_step(), place * row_size, row_size, count[2]);
         }
       }
     }
@@ -230,7 +220,7 @@ class Winograd final : public Kernel {
     T* const products =
         memory.products.get((in_steps ? static_cast<std::int64_t>(phases) : 1) * scheme_.points * point_size);
     std::vector<Rows> rows;
-    for (std::size_t p = 0; p < phases; ++p) rows.push_back(rows_of(tile, p, size.rows, row_size));
+    for (std::size_t p = 0; p < phases; ++p) rows.push_back(rows_of(tile, p, row_size));
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
@@ -266,13 +256,13 @@ class Winograd final : public Kernel {
   }
 
   void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& size, const TargetBlock& block, std::size_t phase,
-                const T* weights, const Rows& rows, MultiplyCells<T> job) const {
+                const T* weights, Rows& rows, MultiplyCells<T> job) const {
     const std::int64_t channels = job.depth;
     const bool accumulate = job.accumulate;
     const Panels<T> panels{weights, groups_[phase].count() * channels};
     std::vector<std::int64_t> offsets;
     std::vector<std::int64_t> places;
-    for (const auto& [groups, runs] : rows) {
+    for (auto& [groups, cells] : rows) {
       offsets.clear();
       places.clear();
       for (const std::int64_t g : groups) {
@@ -288,7 +278,7 @@ class Winograd final : public Kernel {
         job.places = places.data() + g;
         job.parts = std::min(parts, count - g);
         job.accumulate = accumulate || g > 0;
-        multiply_cells<T>(math, size, runs, block.targets, panels, job);
+        cells.multiply(math, size, block.targets, panels, job);
       }
     }
   }
