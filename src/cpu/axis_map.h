@@ -36,6 +36,9 @@ struct AxisMap {
   std::int64_t source_size = 0;  // the longest source lattice
   std::int64_t lowest = 0;       // of all offsets
   std::int64_t highest = 0;
+  // Cells are cut at multiples of this. With more than one, rows of the packed line share no gaps along the axis, and
+  // whoever sets it makes room for what is read beyond by raising `highest`.
+  std::int64_t unit = 1;
 };
 
 // Target: the output, one lattice per phase. Source: the input as it is.

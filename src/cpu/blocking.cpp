@@ -29,6 +29,17 @@ constexpr double kNearWeight = 0.06;
 constexpr double kFarWeight = 0.3;
 constexpr double kCellCost = 0.2;  // of a cell and tap, in front of each block of targets
 
+// Of the phase that has most.
+std::int64_t most_taps(const AxisMaps& maps) {
+  std::int64_t taps = 1;
+  for (const AxisMap& map : maps) {
+    std::size_t most = 0;
+    for (const AxisTarget& target : map.targets) most = std::max(most, target.taps.size());
+    taps *= static_cast<std::int64_t>(most);
+  }
+  return taps;
+}
+
 }  // namespace
 
 AxisMaps maps_of(const Problem& problem) {
@@ -48,17 +59,12 @@ bool weights_are_shared(const Problem& problem) {
 }
 
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
-  std::int64_t taps = 1;  // of the phase with most of them
+  const std::int64_t taps = most_taps(maps);
   std::int64_t all_taps = 1;
   std::size_t sources = 1;
   for (const AxisMap& map : maps) {
-    std::size_t most = 0;
     std::size_t all = 0;
-    for (const AxisTarget& target : map.targets) {
-      most = std::max(most, target.taps.size());
-      all += target.taps.size();
-    }
-    taps *= static_cast<std::int64_t>(most);
+    for (const AxisTarget& target : map.targets) all += target.taps.size();
     all_taps *= static_cast<std::int64_t>(all);
     sources *= map.sources.size();
   }
@@ -110,6 +116,10 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     return blocking;
   };
   const std::int64_t most_sums = caches.elements(shared ? kSumsShare : kSumsShareAlone);
+  // Results that are written to the tensor once and for all need no room in the cache.
+  const bool written_once = together >= roles.source_channels && roles.target_strides[1] == 1 && !roles.converts &&
+                            channels % kMostLanes == 0 && most_taps(maps) * together <= kDepthInPlace;
+  const std::int64_t kept = written_once ? 1 : phases;
   const std::int64_t most_source = caches.elements(kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
   const std::int64_t packed_channels = std::max<std::int64_t>(together / 2, 8);
@@ -123,7 +133,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const TileShape shape(maps, problem.batch, blocking.cells);
     const std::int64_t line = shape.images * shape.image_step;
     const bool last = blocking.cells <= kFewestCells;
-    if (!last && (line * sources * packed_channels > most_source || shape.longest() * phases * kPanel > most_sums))
+    if (!last && (line * sources * packed_channels > most_source || shape.longest() * kept * kPanel > most_sums))
       continue;
     const auto tiles = static_cast<double>(shape.tiles);
     const auto weights = static_cast<double>(taps * channels);
@@ -136,7 +146,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const double pack_source =
         static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
-    const std::int64_t room = most_sums / (phases * shape.longest());
+    const std::int64_t room = most_sums / (kept * shape.longest());
     for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
       const double filled =

@@ -56,6 +56,9 @@ bool weights_are_shared(const Problem& problem);
 // sets the order of the sums, so that it depends on the layer alone.
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles);
 
+// Multiply-adds between two visits to the results where cells are read in place: weights come from the L2 cache.
+inline constexpr std::int64_t kDepthInPlace = 640;
+
 inline constexpr std::int64_t kLongSum = 128;  // multiply-adds of a result that pay for transposing it
 
 // The size of the parts that `count` is cut into, all about the same and none larger than `most`.

@@ -22,8 +22,7 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: a panel stays in the L1 cache
-constexpr std::int64_t kDepthInPlace = 640;  // the same where cells are read in place: weights come from the L2 cache
-constexpr std::int64_t kCells = 252;         // packed at a time; they stay in the L2 cache
+constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
 constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
@@ -365,7 +364,7 @@ class Correlate final : public Kernel {
     const std::int64_t target = block.group * roles_.target_channels + block.first;
     std::vector<std::int64_t> part_offsets;
     std::vector<std::int64_t> part_places;
-    std::vector<CellRun> runs;
+    CellList list;
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
@@ -400,10 +399,9 @@ class Correlate final : public Kernel {
         job.a = cells;
         job.c = sums;
         for (const auto& [taps, reached] : segments[p]) {
-          runs.clear();
+          list.clear();
           for (const Segment& segment : reached) {
-            runs.push_back(
-                {from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis], segment.count});
+            list.add(from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis], segment.count);
           }
           part_offsets.clear();
           part_places.clear();
@@ -419,7 +417,7 @@ class Correlate final : public Kernel {
             job.places = part_places.data() + t;
             job.parts = std::min(parts, count - t);
             job.accumulate = c > 0 || t > 0;
-            multiply_cells<T>(math, size, runs, block.targets, panels, job);
+            list.multiply(math, size, block.targets, panels, job);
           }
         }
       }

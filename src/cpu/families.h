@@ -14,6 +14,9 @@ Proposal propose_columns(const Problem& problem, const DeviceProperties& device)
 // One channel a group, channels side by side: vectors along the channels.
 Proposal propose_depthwise(const Problem& problem, const DeviceProperties& device);
 
+// Two or three taps along an axis: fewer multiplications.
+Proposal propose_winograd(const Problem& problem, const DeviceProperties& device);
+
 // Phases + blocked multiplication with SIMD: the fast one.
 Proposal propose_phases(const Problem& problem, const DeviceProperties& device);
 

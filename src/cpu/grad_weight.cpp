@@ -4,9 +4,6 @@
 // is packed with its channels innermost); with few, along the cells, as dot products.
 // With few output channels, their taps are the rows of the product instead: grad_output is read at another place for
 // each, and the input where it is.
-//
-// Cells are cut into splits by the problem alone; each split sums into its own block and the blocks are added in order,
-// so that threads change no result.
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -18,6 +15,7 @@
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
+#include "cpu/weight_blocks.h"
 
 namespace tconv::cpu {
 namespace {
@@ -32,19 +30,9 @@ constexpr std::int64_t kRows = 14;       // output channels are cut at multiples
 constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot products
 constexpr std::int64_t kFewOutputs = 6;  // fewer output channels than this: their taps are the rows
 
-struct Blocking {
-  // Small groups whose channels lie side by side are joined until they fill a vector; what they give with each other is
-  // dropped.
-  std::int64_t joined = 1;
-  std::int64_t groups = 1;
-  std::int64_t group_inputs = 1;  // channels, of joined groups
-  std::int64_t group_outputs = 1;
+struct Blocking : WeightBlocking {
   bool along_inputs = true;  // vectors run along the input channels
   bool taps_are_rows = false;
-  std::int64_t inputs = 1;  // channels of a block
-  std::int64_t outputs = 1;
-  std::int64_t input_blocks = 0;  // of a group
-  std::int64_t output_blocks = 0;
   std::int64_t cells = 1;
 };
 
@@ -81,146 +69,40 @@ Blocking choose_blocking(const Problem& problem) {
   return blocking;
 }
 
-// Whether the elements of a tensor that is written, none of them twice, fill one piece of memory in some order.
-bool is_dense(const Sizes& sizes, const Strides& strides) {
-  std::int64_t last = 0;
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] > 1 && strides[d] <= 0) return false;
-    last += (sizes[d] - 1) * strides[d];
-  }
-  return last + 1 == element_count(sizes);
-}
-
 template <typename E, typename T>
 class GradWeight final : public Kernel {
  public:
   GradWeight(const Problem& problem, const Blocking& blocking, Tiling tiling)
-      : problem_(problem), blocking_(blocking), tiling_(std::move(tiling)) {
-    const std::int64_t channel_tasks = blocking.groups * blocking.input_blocks * blocking.output_blocks;
-    block_size_ = tiling_.all_taps() * blocking.outputs * blocking.inputs;
-    const std::int64_t all = std::max<std::int64_t>(channel_tasks * block_size_, 1);
-    splits_ = std::min(
-        {ceil_div(kTasksWanted, std::max<std::int64_t>(channel_tasks, 1)), kMostPartials / all, tiling_.tiles()});
-    splits_ = std::max<std::int64_t>(splits_, 1);
-
-    // Block layout: [phase][output channel][tap][input channel]
-    std::int64_t phase_begin = 0;
-    for (const PhaseTile& phase : tiling_.phases()) {
-      phase_begins_.push_back(phase_begin);
-      const auto taps = static_cast<std::int64_t>(phase.taps.size());
-      for (std::int64_t t = 0; t < taps; ++t) {
-        std::int64_t place = 0;
-        for (int a = 0; a < kSpatialAxes; ++a) place += phase.taps[t].tap[a] * problem.weight_strides[2 + a];
-        weight_places_.push_back(place);
-      }
-      phase_begin += taps * blocking.outputs * blocking.inputs;
-    }
-    for (std::int64_t output = 0; output < blocking.outputs; ++output) {
-      for (std::size_t p = 0; p < phase_begins_.size(); ++p) {
-        const auto taps = static_cast<std::int64_t>(tiling_.phases()[p].taps.size());
-        for (std::int64_t t = 0; t < taps; ++t) {
-          block_places_.push_back(phase_begins_[p] + (output * taps + t) * blocking.inputs);
-        }
-      }
-    }
-    std::int64_t volume = 1;
-    for (const Axis& axis : problem.axes) volume *= axis.kernel;
-    clears_first_ = tiling_.all_taps() < volume || problem.batch == 0;
-  }
+      : problem_(problem),
+        blocking_(blocking),
+        tiling_(std::move(tiling)),
+        blocks_(problem, blocking, tiling_, kTasksWanted, kMostPartials) {}
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     const auto* input = static_cast<const E*>(buffers.input);
     const auto* grad = static_cast<const E*>(buffers.output);
-    auto* weight = static_cast<E*>(buffers.weight);
-    if (problem_.in_channels == 0 || problem_.out_channels == 0) return;
-    if (clears_first_) clear(weight, execution);
-    if (tiling_.all_taps() == 0 || problem_.batch == 0) return;
-    const std::int64_t channel_tasks = blocking_.groups * blocking_.input_blocks * blocking_.output_blocks;
-    T* const blocks = splits_ > 1 ? static_cast<T*>(buffers.workspace) : nullptr;
-    for_each_task(execution, channel_tasks * splits_, [&](std::int64_t task) {
-      thread_local Scratch<T> own;
-      T* const block = blocks != nullptr ? blocks + task * block_size_ : own.get(block_size_);
-      std::fill(block, block + block_size_, T{0});
-      const ChannelBlock channels(*this, task / splits_);
-      sum_cells(input, grad, channels, task % splits_, block);
-      if (splits_ == 1) store(block, channels, 0, channels.outputs, weight);
-    });
-    if (splits_ == 1) return;
-    // A few output channels of one block at a time.
-    constexpr std::int64_t kTogether = 8;
-    const std::int64_t parts = ceil_div(blocking_.outputs, kTogether);
-    for_each_task(execution, channel_tasks * parts, [&](std::int64_t item) {
-      const std::int64_t task = item / parts;
-      const ChannelBlock channels(*this, task);
-      T* const block = blocks + task * splits_ * block_size_;
-      const std::int64_t first = item % parts * kTogether;
-      const std::int64_t last = std::min(first + kTogether, channels.outputs);
-      for (std::int64_t output = first; output < last; ++output) add_splits(block, output);
-      store(block, channels, first, last, weight);
+    blocks_.run(buffers, execution, [&](const ChannelBlock& channels, std::int64_t split, T* block) {
+      sum_cells(input, grad, channels, split, block);
     });
   }
 
-  std::size_t workspace_bytes() const {
-    if (splits_ == 1) return 0;
-    return blocking_.groups * blocking_.input_blocks * blocking_.output_blocks * splits_ * block_size_ * sizeof(T);
-  }
+  std::size_t workspace_bytes() const { return blocks_.workspace_bytes(); }
 
   std::string describe() const override {
     return std::to_string(tiling_.phases().size()) + " phases, blocks of " + std::to_string(blocking_.inputs) + " x " +
            std::to_string(blocking_.outputs) + " channels, " + std::to_string(tiling_.tiles()) + " tiles of up to " +
-           std::to_string(tiling_.longest()) + " cells in " + std::to_string(splits_) + " splits, vectors along " +
-           (blocking_.along_inputs ? "input channels" : "cells") + (blocking_.taps_are_rows ? ", rows of taps" : "") +
-           ", " + target_name();
+           std::to_string(tiling_.longest()) + " cells in " + std::to_string(blocks_.splits()) +
+           " splits, vectors along " + (blocking_.along_inputs ? "input channels" : "cells") +
+           (blocking_.taps_are_rows ? ", rows of taps" : "") + ", " + target_name();
   }
 
  private:
-  struct ChannelBlock {
-    std::int64_t group;
-    std::int64_t first_input;  // of the group
-    std::int64_t first_output;
-    std::int64_t inputs;
-    std::int64_t outputs;
-
-    ChannelBlock(const GradWeight& kernel, std::int64_t index) {
-      const Blocking& blocking = kernel.blocking_;
-      first_output = index % blocking.output_blocks * blocking.outputs;
-      index /= blocking.output_blocks;
-      first_input = index % blocking.input_blocks * blocking.inputs;
-      group = index / blocking.input_blocks;
-      inputs = std::min(blocking.inputs, blocking.group_inputs - first_input);
-      outputs = std::min(blocking.outputs, blocking.group_outputs - first_output);
-    }
-  };
-
   struct Memory {
     Scratch<T> input;
     Scratch<T> grad;
     Scratch<T> rows;
     Scratch<std::int64_t> offsets;
   };
-
-  void clear(E* weight, const Execution& execution) const {
-    const Sizes sizes = problem_.weight_sizes();
-    const Strides& strides = problem_.weight_strides;
-    if (is_dense(sizes, strides)) {
-      parallel_for(execution, element_count(sizes), 1 << 16,
-                   [&](std::int64_t begin, std::int64_t end) { std::fill(weight + begin, weight + end, E{}); });
-      return;
-    }
-    const std::int64_t rows = sizes[0] * sizes[1] * sizes[2] * sizes[3];
-    parallel_for(execution, rows, 64, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row) {
-        const std::int64_t h = row % sizes[3];
-        const std::int64_t d = row / sizes[3] % sizes[2];
-        const std::int64_t output = row / (sizes[3] * sizes[2]) % sizes[1];
-        const std::int64_t input = row / (sizes[3] * sizes[2] * sizes[1]);
-        const T zero = 0;
-        element_ops<E, T>().store(&zero, 0,
-                                  weight + input * strides[0] + output * strides[1] + d * strides[2] + h * strides[3],
-                                  strides[4], sizes[4], zero);
-      }
-    });
-  }
 
   // Adds the tiles of one split to the block.
   void sum_cells(const E* input, const E* grad, const ChannelBlock& channels, std::int64_t split, T* block) const {
@@ -232,8 +114,8 @@ class GradWeight final : public Kernel {
                                    channels.inputs};
     const View<const E> grad_view{grad + output_channel * problem_.output_strides[1], problem_.output_strides,
                                   channels.outputs};
-    const std::int64_t first_tile = tiling_.tiles() * split / splits_;
-    const std::int64_t last_tile = tiling_.tiles() * (split + 1) / splits_;
+    const std::int64_t first_tile = tiling_.tiles() * split / blocks_.splits();
+    const std::int64_t last_tile = tiling_.tiles() * (split + 1) / blocks_.splits();
     if (blocking_.taps_are_rows) {
       for (std::int64_t index = first_tile; index < last_tile; ++index) {
         sum_tile_by_taps(tiling_.tile(index), input_view, grad_view, block, memory);
@@ -270,7 +152,7 @@ class GradWeight final : public Kernel {
           std::fill_n(packed_grad, side_by_side ? tile.length * cell_size : channels.outputs * line_size, T{0});
         }
         load_runs(grad_view, runs, steps, packed_grad);
-        T* const sums = block + phase_begins_[p];
+        T* const sums = block + blocks_.phase_begin(p);
         if (blocking_.along_inputs) {
           multiply(math, tile_size, phase, channels, tile.length, packed_grad, steps, packed_input, rows, sums);
         } else {
@@ -392,56 +274,10 @@ class GradWeight final : public Kernel {
     }
   }
 
-  // The blocks of all splits into the first, for one output channel.
-  void add_splits(T* block, std::int64_t output) const {
-    for (std::size_t p = 0; p < phase_begins_.size(); ++p) {
-      const std::int64_t size = static_cast<std::int64_t>(tiling_.phases()[p].taps.size()) * blocking_.inputs;
-      T* const sums = block + phase_begins_[p] + output * size;
-      for (std::int64_t split = 1; split < splits_; ++split) {
-        const T* const more = sums + split * block_size_;
-        for (std::int64_t i = 0; i < size; ++i) sums[i] += more[i];
-      }
-    }
-  }
-
-  // The output channels first <= output < last of a block.
-  void store(const T* block, const ChannelBlock& channels, std::int64_t first, std::int64_t last, E* weight) const {
-    const Strides& strides = problem_.weight_strides;
-    const std::int64_t inputs = problem_.in_channels_per_group();
-    const std::int64_t outputs = problem_.out_channels_per_group();
-    Scatter<E, T> job;
-    job.to_places = weight_places_.data();
-    job.to_step = strides[0];
-    job.count = static_cast<std::int64_t>(weight_places_.size());
-    // A few input channels at a time, so that what is written together stays in the cache.
-    constexpr std::int64_t kTogether = 16;
-    for (std::int64_t input = 0; input < channels.inputs; input += kTogether) {
-      for (std::int64_t output = first; output < last; ++output) {
-        // Those of the same group.
-        const std::int64_t part = (channels.first_output + output) / outputs;
-        const std::int64_t low = std::max(input, part * inputs - channels.first_input);
-        const std::int64_t high =
-            std::min({input + kTogether, channels.inputs, (part + 1) * inputs - channels.first_input});
-        if (low >= high) continue;
-        job.channels = high - low;
-        job.from = block + low;
-        job.from_places = block_places_.data() + output * job.count;
-        job.to = weight + (channels.group * blocking_.group_inputs + channels.first_input + low) * strides[0] +
-                 (channels.first_output + output - part * outputs) * strides[1];
-        element_ops<E, T>().scatter(job);
-      }
-    }
-  }
-
   Problem problem_;
   Blocking blocking_;
   Tiling tiling_;
-  std::int64_t block_size_ = 0;
-  std::int64_t splits_ = 1;
-  std::vector<std::int64_t> phase_begins_;   // in a block
-  std::vector<std::int64_t> weight_places_;  // [tap of all phases]
-  std::vector<std::int64_t> block_places_;   // [output channel][tap of all phases], of input channel 0
-  bool clears_first_ = false;
+  WeightBlocks<E, T> blocks_;
 };
 
 Proposal propose_as_it_is(const Problem& problem) {

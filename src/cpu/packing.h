@@ -201,6 +201,11 @@ void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& vi
       } else {
         std::fill_n(lines, size * steps.cell, T{0});
       }
+    } else if (steps.cell == 1) {
+      // Vectors that run on behind the line may be multiplied by zeros, which a NaN would survive.
+      for (std::int64_t c = 0; c < view.channels; ++c) {
+        std::fill_n(lines + c * steps.channel + tiling.lead() + tile.length, kSlack, T{0});
+      }
     }
     load_runs(view, runs, steps, lines + tiling.lead() * steps.cell);
   }

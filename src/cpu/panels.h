@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
+#include <vector>
 
 #include "cpu/simd.h"
 
@@ -91,40 +91,52 @@ void multiply_panels(const MathOps<T>& math, const typename MathOps<T>::TileSize
   }
 }
 
-// Cells at equal distances in both matrices of a product: places in a and in c.
-struct CellRun {
-  std::int64_t a = 0;
-  std::int64_t a_step = 0;
-  std::int64_t c = 0;
-  std::int64_t c_step = 0;
-  std::int64_t count = 0;
-};
-
-// The same for cells that are read where they are, in register tiles of about the same height; job.offsets and
-// job.places as multiply_cells wants them. A panel is used for all runs before the next one.
-template <typename T>
-void multiply_cells(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::span<const CellRun> runs,
-                    std::int64_t columns, const Panels<T>& panels, MultiplyCells<T> job) {
-  const std::int64_t panel = tile.vectors * math.lanes;
-  const T* const a = job.a;
-  T* const c = job.c;
-  const T* const initial = job.initial;
-  for (std::int64_t n = 0; n < columns; n += panel) {
-    job.b_step = panel_width(math, panel, columns, n);
-    job.b = panels.data + n * panels.depth;
-    job.initial = initial == nullptr ? nullptr : initial + n;
-    for (const CellRun& run : runs) {
-      job.a_step = run.a_step;
-      job.c_step = run.c_step;
-      const std::int64_t tiles = (run.count + tile.rows - 1) / tile.rows;
-      for (std::int64_t i = 0; i < tiles; ++i) {
-        const std::int64_t m = run.count * i / tiles;
-        job.a = a + run.a + m * run.a_step;
-        job.c = c + run.c + m * run.c_step + n;
-        math.multiply_cells[run.count * (i + 1) / tiles - m - 1][job.b_step / math.lanes - 1](job);
-      }
+// Cells of a product one after the other: where each is in a and in c.
+class CellList {
+ public:
+  void clear() {
+    a_.clear();
+    c_.clear();
+  }
+  // `count` of them at equal distances.
+  void add(std::int64_t a, std::int64_t a_step, std::int64_t c, std::int64_t c_step, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      a_.push_back(a + i * a_step);
+      c_.push_back(c + i * c_step);
     }
   }
-}
+  std::int64_t count() const { return static_cast<std::int64_t>(a_.size()); }
+
+  // The same for cells that are read where they are, in register tiles of about the same height; job.offsets and
+  // job.places as multiply_cells wants them. A panel is used for all cells before the next one.
+  template <typename T>
+  void multiply(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::int64_t columns,
+                const Panels<T>& panels, MultiplyCells<T> job) {
+    const std::int64_t all = count();
+    if (all == 0) return;
+    const std::int64_t panel = tile.vectors * math.lanes;
+    const std::int64_t tiles = (all + tile.rows - 1) / tile.rows;
+    c_.resize(all + kMostCells, c_.back());
+    T* const c = job.c;
+    const T* const initial = job.initial;
+    for (std::int64_t n = 0; n < columns; n += panel) {
+      job.b_step = panel_width(math, panel, columns, n);
+      job.b = panels.data + n * panels.depth;
+      job.c = c + n;
+      job.initial = initial == nullptr ? nullptr : initial + n;
+      for (std::int64_t i = 0; i < tiles; ++i) {
+        const std::int64_t m = all * i / tiles;
+        job.a_places = a_.data() + m;
+        job.c_places = c_.data() + m;
+        math.multiply_cells[all * (i + 1) / tiles - m - 1][job.b_step / math.lanes - 1](job);
+      }
+    }
+    c_.resize(all);
+  }
+
+ private:
+  std::vector<std::int64_t> a_;
+  std::vector<std::int64_t> c_;
+};
 
 }  // namespace tconv::cpu

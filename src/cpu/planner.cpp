@@ -8,10 +8,8 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::array kFamilies = {
-    Family{"columns", propose_columns},
-    Family{"depthwise", propose_depthwise},
-    Family{"phases", propose_phases},
-    Family{"reference", propose_reference},
+    Family{"columns", propose_columns}, Family{"depthwise", propose_depthwise}, Family{"winograd", propose_winograd},
+    Family{"phases", propose_phases},   Family{"reference", propose_reference},
 };
 
 }  // namespace

@@ -100,18 +100,27 @@ void multiply_cells(const MultiplyCells<T>& job) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  const std::int64_t a_step = job.a_step;
   const std::int64_t b_step = job.b_step;
   V sums[kTileRows][kVectors];
   if (job.accumulate) {
-    load_sums<T, kTileRows, kVectors>(tag, job.c, job.c_step, sums);
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) {
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::LoadU(tag, job.c + job.c_places[m] + v * lanes);
+    }
   } else {
     begin_sums<T, kTileRows, kVectors>(tag, job.initial, sums);
   }
+  // What will be stored next, or loaded by the tile below: nothing else foretells it.
+  for (int m = 0; m < kTileRows; ++m) {
+    const std::int64_t place = job.c_places[job.accumulate ? m + kTileRows : m];
+    for (int v = 0; v < kVectors; ++v) hwy::Prefetch(job.c + place + v * lanes);
+  }
+  const T* cells[kTileRows];
   for (std::int64_t p = 0; p < job.parts; ++p) {
-    const T* const a = job.a + job.offsets[p];
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) cells[m] = job.a + job.a_places[m] + job.offsets[p];
     const T* b = job.b + job.places[p] * b_step;
-    const auto step = [&](std::int64_t k) HWY_ATTR {
+    for (std::int64_t k = 0; k < job.depth; ++k) {
       V columns[kVectors];
       for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
       if constexpr (kVectors > 2) {  // wide panels come from the L2 cache
@@ -119,12 +128,39 @@ void multiply_cells(const MultiplyCells<T>& job) {
       }
 #pragma GCC unroll 16
       for (int m = 0; m < kTileRows; ++m) {
-        const V row = hn::Set(tag, a[m * a_step + k]);
+        const V row = hn::Set(tag, cells[m][k]);
         for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
       }
       b += b_step;
-    };
-    for (std::int64_t k = 0; k < job.depth; ++k) step(k);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[m][v], tag, job.c + job.c_places[m] + v * lanes);
+  }
+}
+
+template <typename T, int kTileRows, int kVectors>
+void multiply_lines(const MultiplyLines<T>& job) {
+  const hn::ScalableTag<T> tag;
+  using V = hn::Vec<decltype(tag)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  V sums[kTileRows][kVectors];
+  load_sums<T, kTileRows, kVectors>(tag, job.c, job.c_step, sums);
+  for (std::int64_t p = 0; p < job.parts; ++p) {
+    const T* a = job.a + job.places[p] * job.a_step;
+    const T* b = job.b + job.places[p] * job.b_step;
+    for (std::int64_t k = 0; k < job.depth; ++k) {
+      V columns[kVectors];
+      for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kTileRows; ++m) {
+        const V row = hn::Set(tag, a[m]);
+        for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
+      }
+      a += job.a_step;
+      b += job.b_step;
+    }
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {
@@ -182,6 +218,7 @@ MathOps<T> make_math_ops() {
       ((ops.multiply_packed[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false>), ...);
       ((ops.multiply_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
       ((ops.multiply_cells[kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1>), ...);
+      ((ops.multiply_lines[kRow][kVector] = multiply_lines<T, kRow + 1, kVector + 1>), ...);
     }(std::make_integer_sequence<int, kWidest>());
   };
   const auto fill_dot_row = [&ops]<int kRow>(std::integral_constant<int, kRow>) {

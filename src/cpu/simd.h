@@ -26,12 +26,13 @@ struct Multiply {
 
 // The same product where the k of a lie side by side, in `parts` pieces of `depth` each (a piece is a tap, its k are
 // channels):
-//   c[m][n] (+)= sum over p and k of a[m a_step + offsets[p] + k] b[(places[p] + k) b_step + n].
-// What is read in turn from a few rows, line by line, needs no packing.
+//   c[c_places[m] + n] (+)= sum over p and k of a[a_places[m] + offsets[p] + k] b[(places[p] + k) b_step + n].
+// What is read in turn from a few rows, line by line, needs no packing. As many c_places follow those of the tile:
+// where the next one's results will be.
 template <typename T>
 struct MultiplyCells {
   const T* a = nullptr;
-  std::int64_t a_step = 0;                // from m to m + 1
+  const std::int64_t* a_places = nullptr;
   const std::int64_t* offsets = nullptr;  // of the parts in a
   const std::int64_t* places = nullptr;   // and in b
   std::int64_t parts = 0;
@@ -39,9 +40,24 @@ struct MultiplyCells {
   const T* b = nullptr;
   std::int64_t b_step = 0;  // from k to k + 1
   T* c = nullptr;
-  std::int64_t c_step = 0;     // from m to m + 1
+  const std::int64_t* c_places = nullptr;
   bool accumulate = false;     // otherwise c begins with
   const T* initial = nullptr;  // [n], or zeros
+};
+
+// The same product where the steps of both lie in `parts` pieces of `depth` positions each:
+//   c[m][n] += sum over p and k of a[(places[p] + k) a_step + m] b[(places[p] + k) b_step + n].
+template <typename T>
+struct MultiplyLines {
+  const T* a = nullptr;
+  std::int64_t a_step = 0;
+  const T* b = nullptr;
+  std::int64_t b_step = 0;
+  const std::int64_t* places = nullptr;
+  std::int64_t parts = 0;
+  std::int64_t depth = 0;
+  T* c = nullptr;
+  std::int64_t c_step = 0;
 };
 
 // A register tile of dot products: c[m][n] += sum over p < length of a[m a_step + p] b[offsets[n] + p]. The length is
@@ -73,6 +89,7 @@ struct MathOps {
   MultiplyTable multiply_packed{};
   MultiplyTable multiply_in_place{};
   std::array<std::array<void (*)(const MultiplyCells<T>&), kMostVectors>, kMostRows> multiply_cells{};
+  std::array<std::array<void (*)(const MultiplyLines<T>&), kMostVectors>, kMostRows> multiply_lines{};
   // packed[k step + m] = from[offsets[k] + m], m < step; whole vectors
   void (*gather_rows)(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step,
                       T* packed) = nullptr;

@@ -6,19 +6,21 @@
 namespace tconv::cpu {
 
 TileShape::TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most_cells) {
-  std::int64_t room = std::max<std::int64_t>(most_cells, 1);
+  std::int64_t room = most_cells;
+  for (const AxisMap& map : maps) room /= map.unit;
+  room = std::max<std::int64_t>(room, 1);
   for (int a = kSpatialAxes - 1; a >= 0; --a) {
     const AxisMap& map = maps[a];
     const std::int64_t cells = std::max<std::int64_t>(map.cells, 1);
-    tiles_along[a] = ceil_div(cells, std::min(cells, room));
-    block[a] = ceil_div(cells, tiles_along[a]);
+    tiles_along[a] = ceil_div(cells, std::min(cells, room * map.unit));
+    block[a] = round_up(ceil_div(cells, tiles_along[a]), map.unit);
     tiles_along[a] = ceil_div(cells, block[a]);
-    room = std::max<std::int64_t>(room / block[a], 1);
+    room = std::max<std::int64_t>(room * map.unit / block[a], 1);
     tiles *= tiles_along[a];
     // Either the source cells of the tile with both halos or, when the tile spans the axis, the source cells and one
     // gap of zeros that serves as the end of a row and as the beginning of the next.
     pitch[a] = block[a] + map.highest - map.lowest;
-    if (tiles_along[a] == 1) {
+    if (tiles_along[a] == 1 && map.unit == 1) {
       const std::int64_t shared = std::max({block[a] + map.highest, map.source_size - map.lowest, std::int64_t{1}});
       shares_gap[a] = shared <= pitch[a];
       pitch[a] = std::min(pitch[a], shared);

@@ -81,6 +81,11 @@ class Tiling {
   std::vector<Segment> segments_of_tensor(const Tile& tile, const PhaseTile& phase) const;
   std::int64_t place_on_line(const Segment& segment) const;
 
+  // Cells of a phase in a tile, along each axis.
+  Triple cells_of(const Tile& tile, const PhaseTile& phase) const;
+
+  const AxisMaps& maps() const { return maps_; }
+  const TileShape& shape() const { return shape_; }
   const std::vector<PhaseTile>& phases() const { return phases_; }
   const std::vector<std::array<Lattice, kSpatialAxes>>& sources() const { return sources_; }
   std::int64_t all_taps() const { return all_taps_; }
@@ -102,7 +107,6 @@ class Tiling {
   std::int64_t plane_size() const { return plane_size_; }  // elements of one packed channel of one source lattice
 
  private:
-  Triple cells_of(const Tile& tile, const PhaseTile& phase) const;
   std::vector<std::int64_t> taps_of_row(const Tile& tile, const PhaseTile& phase, std::int64_t d, std::int64_t h) const;
 
   AxisMaps maps_;

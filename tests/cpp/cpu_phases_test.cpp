@@ -168,14 +168,15 @@ TEST(Phases, ASampleDoesNotDependOnItsBatch) {
 }
 
 TEST(Phases, TakesEveryOrdinaryProblemAndSaysWhyNot) {
-  EXPECT_EQ(families(Backend::cpu), (std::vector<std::string>{"columns", "depthwise", "phases", "reference"}));
+  EXPECT_EQ(families(Backend::cpu),
+            (std::vector<std::string>{"columns", "depthwise", "winograd", "phases", "reference"}));
   Problem problem;
   problem.axes[2] = {2, 3, 1, 100'000'000, 99'999'990, 99'999'990, 0};
   set_contiguous(problem);
   const auto chosen = plan(problem);
   EXPECT_EQ(chosen->family, "reference");
-  ASSERT_EQ(chosen->declined.size(), 3U);
-  EXPECT_NE(chosen->declined[2].reason.find("packed line"), std::string::npos);
+  ASSERT_EQ(chosen->declined.size(), 4U);
+  EXPECT_NE(chosen->declined[3].reason.find("packed line"), std::string::npos);
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ def seed(request):
     torch.manual_seed(sum(request.node.nodeid.encode()))
 
 
-# Takes large layers only, which tests/cpp/cpu_columns_test.cpp draws.
-SPECIAL_FAMILIES = {"columns", "depthwise"}
+# Take some layers alone, which have their own tests in tests/cpp.
+SPECIAL_FAMILIES = {"columns", "depthwise", "winograd"}
 
 
 @pytest.fixture(

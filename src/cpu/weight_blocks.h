@@ -1,0 +1,210 @@
+// The gradient of the weights as blocks of channels, each summed by itself, and how they get into the tensor. Cells are
+// cut into splits by the problem alone; each split sums into its own block and the blocks are added in order, so that
+// threads change no result.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "core/parallel.h"
+#include "cpu/phases_kernels.h"
+#include "cpu/scratch.h"
+#include "cpu/simd.h"
+#include "cpu/tile.h"
+
+namespace tconv::cpu {
+
+struct WeightBlocking {
+  // Small groups whose channels lie side by side are joined until they fill a vector; what they give with each other is
+  // dropped.
+  std::int64_t joined = 1;
+  std::int64_t groups = 1;
+  std::int64_t group_inputs = 1;  // channels, of joined groups
+  std::int64_t group_outputs = 1;
+  std::int64_t inputs = 1;  // channels of a block
+  std::int64_t outputs = 1;
+  std::int64_t input_blocks = 0;  // of a group
+  std::int64_t output_blocks = 0;
+
+  std::int64_t blocks() const { return groups * input_blocks * output_blocks; }
+};
+
+struct ChannelBlock {
+  std::int64_t group;
+  std::int64_t first_input;  // of the group
+  std::int64_t first_output;
+  std::int64_t inputs;
+  std::int64_t outputs;
+
+  ChannelBlock(const WeightBlocking& blocking, std::int64_t index) {
+    first_output = index % blocking.output_blocks * blocking.outputs;
+    index /= blocking.output_blocks;
+    first_input = index % blocking.input_blocks * blocking.inputs;
+    group = index / blocking.input_blocks;
+    inputs = std::min(blocking.inputs, blocking.group_inputs - first_input);
+    outputs = std::min(blocking.outputs, blocking.group_outputs - first_output);
+  }
+};
+
+// Whether the elements of a tensor that is written, none of them twice, fill one piece of memory in some order.
+inline bool is_dense(const Sizes& sizes, const Strides& strides) {
+  std::int64_t last = 0;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1 && strides[d] <= 0) return false;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return last + 1 == element_count(sizes);
+}
+
+// A block: [phase][output channel][tap][input channel]
+template <typename E, typename T>
+class WeightBlocks {
+ public:
+  // About `tasks` of them, with no more than `most_partials` elements of all splits together.
+  WeightBlocks(const Problem& problem, const WeightBlocking& blocking, const Tiling& tiling, std::int64_t tasks,
+               std::int64_t most_partials)
+      : problem_(problem), blocking_(blocking) {
+    std::int64_t phase_begin = 0;
+    for (const PhaseTile& phase : tiling.phases()) {
+      phase_begins_.push_back(phase_begin);
+      const auto taps = static_cast<std::int64_t>(phase.taps.size());
+      taps_.push_back(taps);
+      all_taps_ += taps;
+      for (std::int64_t t = 0; t < taps; ++t) {
+        std::int64_t place = 0;
+        for (int a = 0; a < kSpatialAxes; ++a) place += phase.taps[t].tap[a] * problem.weight_strides[2 + a];
+        weight_places_.push_back(place);
+      }
+      phase_begin += taps * blocking.outputs * blocking.inputs;
+    }
+    size_ = phase_begin;
+    for (std::int64_t output = 0; output < blocking.outputs; ++output) {
+      for (std::size_t p = 0; p < taps_.size(); ++p) {
+        for (std::int64_t t = 0; t < taps_[p]; ++t) {
+          block_places_.push_back(phase_begins_[p] + (output * taps_[p] + t) * blocking.inputs);
+        }
+      }
+    }
+    std::int64_t volume = 1;
+    for (const Axis& axis : problem.axes) volume *= axis.kernel;
+    clears_first_ = all_taps_ < volume || problem.batch == 0;
+    const std::int64_t blocks = std::max<std::int64_t>(blocking.blocks(), 1);
+    splits_ =
+        std::min({ceil_div(tasks, blocks), most_partials / std::max<std::int64_t>(blocks * size_, 1), tiling.tiles()});
+    splits_ = std::max<std::int64_t>(splits_, 1);
+  }
+
+  std::int64_t splits() const { return splits_; }
+  std::size_t workspace_bytes() const { return splits_ == 1 ? 0 : blocking_.blocks() * splits_ * size_ * sizeof(T); }
+  // Where a phase begins in a block.
+  std::int64_t phase_begin(std::size_t phase) const { return phase_begins_[phase]; }
+
+  // The gradient, where sum(channels, split, block) adds the cells of a split to a block.
+  template <typename Sum>
+  void run(const Buffers& buffers, const Execution& execution, const Sum& sum) const {
+    auto* weight = static_cast<E*>(buffers.weight);
+    if (problem_.in_channels == 0 || problem_.out_channels == 0) return;
+    if (clears_first_) clear(weight, execution);
+    if (all_taps_ == 0 || problem_.batch == 0) return;
+    T* const blocks = splits_ > 1 ? static_cast<T*>(buffers.workspace) : nullptr;
+    for_each_task(execution, blocking_.blocks() * splits_, [&](std::int64_t task) {
+      thread_local Scratch<T> own;
+      T* const block = blocks != nullptr ? blocks + task * size_ : own.get(size_);
+      std::fill(block, block + size_, T{0});
+      const ChannelBlock channels(blocking_, task / splits_);
+      sum(channels, task % splits_, block);
+      if (splits_ == 1) store(block, channels, 0, channels.outputs, weight);
+    });
+    if (splits_ == 1) return;
+    // A few output channels of one block at a time.
+    constexpr std::int64_t kTogether = 8;
+    const std::int64_t parts = ceil_div(blocking_.outputs, kTogether);
+    for_each_task(execution, blocking_.blocks() * parts, [&](std::int64_t item) {
+      const std::int64_t task = item / parts;
+      const ChannelBlock channels(blocking_, task);
+      T* const block = blocks + task * splits_ * size_;
+      const std::int64_t first = item % parts * kTogether;
+      const std::int64_t last = std::min(first + kTogether, channels.outputs);
+      for (std::int64_t output = first; output < last; ++output) add_splits(block, output);
+      store(block, channels, first, last, weight);
+    });
+  }
+
+ private:
+  void clear(E* weight, const Execution& execution) const {
+    const Sizes sizes = problem_.weight_sizes();
+    const Strides& strides = problem_.weight_strides;
+    if (is_dense(sizes, strides)) {
+      parallel_for(execution, element_count(sizes), 1 << 16,
+                   [&](std::int64_t begin, std::int64_t end) { std::fill(weight + begin, weight + end, E{}); });
+      return;
+    }
+    const std::int64_t rows = sizes[0] * sizes[1] * sizes[2] * sizes[3];
+    parallel_for(execution, rows, 64, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        const std::int64_t h = row % sizes[3];
+        const std::int64_t d = row / sizes[3] % sizes[2];
+        const std::int64_t output = row / (sizes[3] * sizes[2]) % sizes[1];
+        const std::int64_t input = row / (sizes[3] * sizes[2] * sizes[1]);
+        const T zero = 0;
+        element_ops<E, T>().store(&zero, 0,
+                                  weight + input * strides[0] + output * strides[1] + d * strides[2] + h * strides[3],
+                                  strides[4], sizes[4], zero);
+      }
+    });
+  }
+
+  // The blocks of all splits into the first, for one output channel.
+  void add_splits(T* block, std::int64_t output) const {
+    for (std::size_t p = 0; p < phase_begins_.size(); ++p) {
+      const std::int64_t size = taps_[p] * blocking_.inputs;
+      T* const sums = block + phase_begins_[p] + output * size;
+      for (std::int64_t split = 1; split < splits_; ++split) {
+        const T* const more = sums + split * size_;
+        for (std::int64_t i = 0; i < size; ++i) sums[i] += more[i];
+      }
+    }
+  }
+
+  // The output channels first <= output < last of a block.
+  void store(const T* block, const ChannelBlock& channels, std::int64_t first, std::int64_t last, E* weight) const {
+    const Strides& strides = problem_.weight_strides;
+    const std::int64_t inputs = problem_.in_channels_per_group();
+    const std::int64_t outputs = problem_.out_channels_per_group();
+    Scatter<E, T> job;
+    job.to_places = weight_places_.data();
+    job.to_step = strides[0];
+    job.count = static_cast<std::int64_t>(weight_places_.size());
+    // A few input channels at a time, so that what is written together stays in the cache.
+    constexpr std::int64_t kTogether = 16;
+    for (std::int64_t input = 0; input < channels.inputs; input += kTogether) {
+      for (std::int64_t output = first; output < last; ++output) {
+        // Those of the same group.
+        const std::int64_t part = (channels.first_output + output) / outputs;
+        const std::int64_t low = std::max(input, part * inputs - channels.first_input);
+        const std::int64_t high =
+            std::min({input + kTogether, channels.inputs, (part + 1) * inputs - channels.first_input});
+        if (low >= high) continue;
+        job.channels = high - low;
+        job.from = block + low;
+        job.from_places = block_places_.data() + output * job.count;
+        job.to = weight + (channels.group * blocking_.group_inputs + channels.first_input + low) * strides[0] +
+                 (channels.first_output + output - part * outputs) * strides[1];
+        element_ops<E, T>().scatter(job);
+      }
+    }
+  }
+
+  Problem problem_;
+  WeightBlocking blocking_;
+  std::int64_t size_ = 0;  // of a block
+  std::int64_t splits_ = 1;
+  std::int64_t all_taps_ = 0;
+  std::vector<std::int64_t> taps_;           // of each phase
+  std::vector<std::int64_t> phase_begins_;   // in a block
+  std::vector<std::int64_t> weight_places_;  // [tap of all phases]
+  std::vector<std::int64_t> block_places_;   // [output channel][tap of all phases], of input channel 0
+  bool clears_first_ = false;
+};
+
+}  // namespace tconv::cpu

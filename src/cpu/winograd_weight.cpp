@@ -1,0 +1,279 @@
+// grad_weight in the "winograd" family: the transpose of forward. Along the fast axis, tiles of grad_output and of the
+// input are combined; the products of their points, summed over all cells, are combined into the taps at the end:
+//   sums[point][other taps][co][ci] = sum over cells of  combined grad_output[co][cell] combined input[ci][cell +
+//   offset]
+#include <algorithm>
+#include <vector>
+
+#include "cpu/packing.h"
+#include "cpu/panels.h"
+#include "cpu/phases_kernels.h"
+#include "cpu/scratch.h"
+#include "cpu/weight_blocks.h"
+#include "cpu/winograd_rows.h"
+
+namespace tconv::cpu {
+namespace {
+
+using T = float;
+
+constexpr std::int64_t kMostChannels = 128;                // of a block, input and output
+constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one block, all points
+// Two taps: channels that pay for combining them, and how many times that may be done over.
+constexpr std::int64_t kFewestChannels = 64;
+constexpr std::int64_t kMostBlocks = 4;
+constexpr std::int64_t kTasksWanted = 8;
+constexpr std::int64_t kTilesWanted = 16;
+constexpr std::int64_t kDepth = 128;           // cells between two visits to the sums
+constexpr std::int64_t kRoomForPartials = 12;  // one part in this of input and output
+
+struct Memory {
+  Scratch<T> packed;
+  Scratch<T> input;
+  Scratch<T> packed_grad;
+  Scratch<T> grad;
+  Scratch<T> sums;
+};
+
+template <typename E>
+class WinogradWeight final : public Kernel {
+ public:
+  WinogradWeight(const Problem& problem, const FastAxis& fast, const WeightBlocking& blocking, Tiling tiling)
+      : problem_(problem),
+        fast_(fast),
+        scheme_(kSchemes[fast.scheme]),
+        blocking_(blocking),
+        tiling_(std::move(tiling)),
+        line_(fast, tiling_.maps(), tiling_.shape()),
+        blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)),
+        source_(tiling_, fast, line_, problem.input_strides, blocking.inputs, blocking.group_inputs % kMostLanes == 0) {
+    for (const PhaseTile& phase : tiling_.phases()) {
+      groups_before_.push_back(all_groups_);
+      groups_.emplace_back(phase, fast_, line_, tiling_);
+      all_groups_ += groups_.back().count();
+    }
+    grad_step_ = round_up(blocking.outputs, kMostLanes);
+    grad_step_ += grad_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
+    grads_in_place_ =
+        std::is_same_v<E, T> && problem.output_strides[1] == 1 && blocking.group_outputs % kMostLanes == 0;
+  }
+
+  std::size_t workspace_bytes() const { return blocks_.workspace_bytes(); }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    const auto* input = static_cast<const E*>(buffers.input);
+    const auto* grad = static_cast<const E*>(buffers.output);
+    blocks_.run(buffers, execution, [&](const ChannelBlock& channels, std::int64_t split, T* block) {
+      sum_cells(input, grad, channels, split, block);
+    });
+  }
+
+  std::string describe() const override {
+    constexpr std::array kNames = {"depth", "height", "width"};
+    return std::to_string(scheme_.points) + " products for " + std::to_string(scheme_.taps) + " taps and " +
+           std::to_string(scheme_.outputs) + " cells along the " + kNames[fast_.axis] + ", blocks of " +
+           std::to_string(blocking_.inputs) + " x " + std::to_string(blocking_.outputs) + " channels, " +
+           std::to_string(tiling_.tiles()) + " tiles of up to " + std::to_string(tiling_.longest()) + " cells in " +
+           std::to_string(blocks_.splits()) + " splits, " + target_name();
+  }
+
+ private:
+  static std::int64_t room_for_partials(const Problem& problem) {
+    const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+    return tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / sizeof(T) / kRoomForPartials;
+  }
+
+  // Adds the tiles of one split to the block.
+  void sum_cells(const E* input, const E* grad, const ChannelBlock& channels, std::int64_t split, T* block) const {
+    thread_local Memory memory;
+    const std::int64_t input_channel = channels.group * blocking_.group_inputs + channels.first_input;
+    const std::int64_t output_channel = channels.group * blocking_.group_outputs + channels.first_output;
+    const E* const first_input = input + input_channel * problem_.input_strides[1];
+    const View<const E> grads{grad + output_channel * problem_.output_strides[1], problem_.output_strides,
+                              channels.outputs};
+    const std::int64_t size = blocking_.outputs * blocking_.inputs;  // of the sums of a group and point
+    T* const sums = memory.sums.get(all_groups_ * scheme_.points * size);
+    std::fill_n(sums, all_groups_ * scheme_.points * size, T{0});
+    T* const combined = memory.input.get(source_.size());
+    T* const combined_grad = memory.grad.get(scheme_.points * line_.size * grad_step_);
+    const std::int64_t last_tile = tiling_.tiles() * (split + 1) / blocks_.splits();
+    for (std::int64_t index = tiling_.tiles() * split / blocks_.splits(); index < last_tile; ++index) {
+      const Tile tile = tiling_.tile(index);
+      source_.combine(tiling_, tile, first_input, channels.inputs, memory.packed, combined);
+      for (std::size_t p = 0; p < groups_.size(); ++p) {
+        const Triple cells = tiling_.cells_of(tile, tiling_.phases()[p]);
+        if (cells[0] * cells[1] * cells[2] == 0) continue;
+        combine_grad(tile, p, cells, grads, memory.packed_grad, combined_grad);
+        multiply(tile, p, cells, channels, combined_grad, combined, sums + groups_before_[p] * scheme_.points * size);
+      }
+    }
+    Combine<T> job;
+    job.count = blocking_.inputs;
+    for (std::size_t p = 0; p < groups_.size(); ++p) {
+      const auto taps = static_cast<std::int64_t>(tiling_.phases()[p].taps.size());
+      for (std::int64_t g = 0; g < groups_[p].count(); ++g) {
+        const T* const from = sums + (groups_before_[p] + g) * scheme_.points * size;
+        for (std::int64_t output = 0; output < channels.outputs; ++output) {
+          for (int point = 0; point < scheme_.points; ++point) {
+            job.from[point] = from + point * size + output * blocking_.inputs;
+          }
+          for (int k = 0; k < scheme_.taps; ++k) {
+            job.to[k] = block + blocks_.phase_begin(p) + (output * taps + groups_[p].all[g].taps[k]) * blocking_.inputs;
+          }
+          winograd_ops().sums[fast_.scheme](job);
+        }
+      }
+    }
+  }
+
+  // The cells of a phase in a tile as lines [point][position][channel], zero between them.
+  void combine_grad(const Tile& tile, std::size_t phase, const Triple& cells, const View<const E>& grads,
+                    Scratch<T>& memory, T* to) const {
+    CellRows rows;
+    if constexpr (std::is_same_v<E, T>) {
+      if (grads_in_place_) {
+        rows = CellRows::in_tensor(grads.data, grads.strides, tiling_.phases()[phase].lattice, tile.image, tile.images);
+        rows.origin = rows.low = tile.begin;
+      }
+    }
+    if (!grads_in_place_) {
+      T* const packed = memory.get(tile.length * grad_step_);
+      load_runs(grads, target_runs(tiling_, tile, tiling_.phases()[phase], grads.strides), PackedSteps{1, grad_step_},
+                packed);
+      rows = CellRows::on_line(packed, tiling_, grad_step_, tile.images);
+    }
+    for (int a = 0; a < kSpatialAxes; ++a) rows.high[a] = rows.low[a] + cells[a];
+    rows.origin[fast_.axis] -= groups_[phase].shift;
+    combine_rows(winograd_ops().grads[fast_.scheme], scheme_.outputs, rows, fast_, line_,
+                 grads_in_place_ ? grads.channels : round_up(grads.channels, kMostLanes), grad_step_, to);
+  }
+
+  void multiply(const Tile& tile, std::size_t phase, const Triple& cells, const ChannelBlock& channels, const T* grad,
+                const T* input, T* sums) const {
+    const MathOps<T>& math = math_ops<T>();
+    const auto size = math.tile_for(channels.outputs, channels.inputs);
+    const std::int64_t panel = size.vectors * math.lanes;
+    std::vector<std::int64_t> places;
+    MultiplyLines<T> job;
+    job.a_step = grad_step_;
+    job.b_step = source_.cell_step();
+    job.c_step = blocking_.inputs;
+    job.places = places.data();
+    for (std::int64_t g = 0; g < groups_[phase].count(); ++g) {
+      const TapGroup& group = groups_[phase].all[g];
+      const std::int64_t depth = rows_of(tile, phase, cells, group, places);
+      if (depth == 0 || places.empty()) continue;
+      job.depth = depth;
+      const std::int64_t together = std::max<std::int64_t>(kDepth / depth, 1);
+      const auto parts = static_cast<std::int64_t>(places.size());
+      for (int point = 0; point < scheme_.points; ++point) {
+        const T* const a = grad + (point * line_.size + line_.lead) * grad_step_;
+        const T* const b = input + (point * line_.size + line_.lead + group.offset) * source_.cell_step();
+        T* const c = sums + (g * scheme_.points + point) * blocking_.outputs * blocking_.inputs;
+        for (std::int64_t part = 0; part < parts; part += together) {
+          job.places = places.data() + part;
+          job.parts = std::min(together, parts - part);
+          for (std::int64_t n = 0; n < channels.inputs; n += panel) {
+            const std::int64_t vectors = panel_width(math, panel, channels.inputs, n) / math.lanes;
+            job.b = b + n;
+            for (std::int64_t m = 0; m < channels.outputs; m += size.rows) {
+              job.a = a + m;
+              job.c = c + m * blocking_.inputs + n;
+              math.multiply_lines[std::min(size.rows, channels.outputs - m) - 1][vectors - 1](job);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Where the rows of a phase begin that read something through a group of taps; returns their length.
+  std::int64_t rows_of(const Tile& tile, std::size_t phase, const Triple& cells, const TapGroup& group,
+                       std::vector<std::int64_t>& places) const {
+    Triple low{};
+    Triple high = cells;
+    for (int a = 0; a < kSpatialAxes; ++a) {
+      if (a == fast_.axis) {
+        high[a] = ceil_div(cells[a] + groups_[phase].shift, scheme_.outputs);
+        continue;
+      }
+      const std::int64_t first = tile.begin[a] + group.shift[a];
+      low[a] = std::clamp<std::int64_t>(-first, 0, cells[a]);
+      high[a] = std::clamp<std::int64_t>(tiling_.sources()[group.source][a].count - first, low[a], cells[a]);
+    }
+    places.clear();
+    for (std::int64_t image = 0; image < tile.images; ++image) {
+      for (std::int64_t d = low[0]; d < high[0]; ++d) {
+        for (std::int64_t h = low[1]; h < high[1]; ++h) {
+          places.push_back(image * line_.image_step + d * line_.steps[0] + h * line_.steps[1] + low[2]);
+        }
+      }
+    }
+    return high[2] - low[2];
+  }
+
+  Problem problem_;
+  FastAxis fast_;
+  Scheme scheme_;
+  WeightBlocking blocking_;
+  Tiling tiling_;
+  FastLine line_;
+  WeightBlocks<E, T> blocks_;
+  CombinedSource<E> source_;
+  std::vector<TapGroups> groups_;  // of each phase
+  std::vector<std::int64_t> groups_before_;
+  std::int64_t all_groups_ = 0;
+  std::int64_t grad_step_ = 1;
+  bool grads_in_place_ = false;  // a tensor whose channels lie side by side
+};
+
+}  // namespace
+
+Proposal propose_winograd_weight(const Problem& problem) {
+  AxisMaps plain;
+  for (int a = 0; a < kSpatialAxes; ++a) plain[a] = map_from_output(problem.axes[a]);
+  WeightBlocking blocking;
+  blocking.groups = problem.groups;
+  blocking.group_inputs = problem.in_channels_per_group();
+  blocking.group_outputs = problem.out_channels_per_group();
+  const std::optional<FastAxis> fast = find_fast_axis(plain, blocking.group_inputs, blocking.group_outputs);
+  if (!fast) return Proposal::decline("no axis saves enough multiplications");
+  const Scheme& scheme = kSchemes[fast->scheme];
+  std::int64_t groups = 1;  // of taps
+  for (const Axis& axis : problem.axes) groups *= axis.kernel;
+  groups /= scheme.taps;
+  const auto cut = [](std::int64_t channels, std::int64_t most) {
+    return round_up(ceil_div(channels, ceil_div(channels, most)), kMostLanes);
+  };
+  blocking.inputs = cut(blocking.group_inputs, kMostChannels);
+  const std::int64_t most = kMostSums / (groups * scheme.points * blocking.inputs);
+  blocking.outputs = cut(blocking.group_outputs, std::clamp(most / kMostLanes * kMostLanes, kMostLanes, kMostChannels));
+  blocking.input_blocks = ceil_div(blocking.group_inputs, blocking.inputs);
+  blocking.output_blocks = ceil_div(blocking.group_outputs, blocking.outputs);
+  if (scheme.taps == 2 && (blocking.blocks() > kMostBlocks * problem.groups ||
+                           std::min(blocking.group_inputs, blocking.group_outputs) < kFewestChannels)) {
+    return Proposal::decline("two taps save too little for so few channels or so many blocks of them");
+  }
+
+  const AxisMaps maps = with_room_for(*fast, plain);
+  TileWish wish;
+  wish.width = blocking.inputs + blocking.outputs;
+  wish.tiles = ceil_div(kTilesWanted, blocking.blocks());
+  const std::int64_t cells = choose_cells(*fast, maps, problem.batch, wish, caches());
+  Tiling tiling(maps, problem.batch, cells);
+  if (tiling.plane_size() > kLongestLine) {
+    return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
+                             std::to_string(tiling.plane_size()));
+  }
+  return with_types(problem.dtype, [&]<typename E, typename Arithmetic> {
+    Proposal proposal;
+    if constexpr (std::is_same_v<Arithmetic, T>) {
+      const auto kernel = std::make_shared<WinogradWeight<E>>(problem, *fast, blocking, tiling);
+      proposal.workspace_bytes = kernel->workspace_bytes();
+      proposal.kernel = kernel;
+    }
+    return proposal;
+  });
+}
+
+}  // namespace tconv::cpu

@@ -1,0 +1,138 @@
+// The "winograd" family, forced, against the reference: two or three taps along an axis, every layout and instruction
+// set.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+#include "cpu/families.h"
+#include "cpu_family_checks.h"
+#include "cpu_support.h"
+
+namespace tconv::test {
+namespace {
+
+constexpr std::array kDirections = {Direction::forward, Direction::grad_input, Direction::grad_weight};
+
+// Layers of which most have an axis of two or three taps in every phase.
+Problem random_layer(Random& random) {
+  Problem problem;
+  do {
+    problem = Problem{};
+    problem.rank = static_cast<int>(uniform(random, 1, 3));
+    problem.direction = kDirections[uniform(random, 0, 2)];
+    problem.dtype = chance(random, 0.6) ? DType::f32 : (chance(random, 0.5) ? DType::f16 : DType::bf16);
+    problem.bias = problem.direction == Direction::forward && chance(random, 0.5);
+    problem.batch = uniform(random, 1, 3);
+    problem.groups = chance(random, 0.8) ? 1 : 2;
+    const auto channels = [&] { return chance(random, 0.5) ? 16 * uniform(random, 1, 5) : uniform(random, 16, 50); };
+    problem.in_channels = problem.groups * (chance(random, 0.1) ? 150 : channels());
+    problem.out_channels = problem.groups * (chance(random, 0.1) ? 150 : channels());
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+      Axis& axis = problem.axes[a];
+      axis.input = uniform(random, 1, problem.rank == 1 ? 300 : (problem.rank == 2 ? 17 : 7));
+      axis.stride = chance(random, 0.5) ? 1 : uniform(random, 2, 4);
+      const std::int64_t taps = uniform(random, 2, 3);
+      axis.kernel = chance(random, 0.8) ? axis.stride * taps : uniform(random, 1, 5);
+      axis.pad_begin = chance(random, 0.4) ? 0 : uniform(random, 0, axis.kernel + 1);
+      axis.pad_end = chance(random, 0.5) ? axis.pad_begin : uniform(random, 0, axis.kernel + 1);
+      axis.output_padding = chance(random, 0.7) ? 0 : uniform(random, 0, axis.stride - 1);
+    }
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  // Nothing is expanded: errors are those of a whole tile, and a tile of one repeated value each may hold a tiny one
+  // beside a large one.
+  const auto layout = [&](const Sizes& sizes) {
+    return chance(random, 0.4) ? channels_last_strides(sizes) : random_strides(random, sizes, false);
+  };
+  problem.input_strides = layout(problem.input_sizes());
+  problem.weight_strides = layout(problem.weight_sizes());
+  problem.output_strides = layout(problem.output_sizes());
+  return problem;
+}
+
+// False when the family declines.
+bool check(const Problem& problem, Tensors& tensors) {
+  std::shared_ptr<const Plan> chosen;
+  try {
+    chosen = plan(problem, {}, "winograd");
+  } catch (const Error&) {
+    return false;
+  }
+  tensors.result(problem).poison();
+  run_with_workspace(*chosen, tensors.buffers());
+  expect_close(problem, tensors, DType::f32, terms_of(problem) + 8);
+  return true;
+}
+
+TEST(Winograd, RandomProblems) {
+  Random random(61);
+  int taken = 0;
+  const int count = test::cases(200);
+  for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
+    const Problem problem = random_layer(random);
+    Tensors tensors(problem, random);
+    compute_exact(problem, tensors);
+    taken += check(problem, tensors) ? 1 : 0;
+  }
+  EXPECT_GE(taken, count / 10) << "of " << count;
+}
+
+TEST(Winograd, EveryInstructionSet) {
+  Random random(62);
+  std::vector<Problem> problems;
+  std::vector<Tensors> tensors;
+  for (int i = 0; i < test::cases(60); ++i) {
+    problems.push_back(random_layer(random));
+    compute_exact(problems.back(), tensors.emplace_back(problems.back(), random));
+  }
+  for (const std::string& name : cpu::target_names()) {
+    const Target target(name);
+    SCOPED_TRACE(name);
+    int taken = 0;
+    for (std::size_t i = 0; i < problems.size(); ++i) taken += check(problems[i], tensors[i]) ? 1 : 0;
+    EXPECT_GE(taken, static_cast<int>(problems.size()) / 12);
+  }
+}
+
+// `taps` of each phase along height and width.
+Problem image_layer(Direction direction, std::int64_t batch, std::int64_t stride, std::int64_t taps) {
+  Problem problem;
+  problem.rank = 2;
+  problem.direction = direction;
+  problem.batch = batch;
+  problem.in_channels = 80;
+  problem.out_channels = 64;
+  problem.axes[1] = {21, stride * taps, stride, 1, 1, 1, 0};
+  problem.axes[2] = {23, stride * taps, stride, 1, 1, 1, 0};
+  set_contiguous(problem);
+  if (stride > 1 && direction == Direction::grad_input) {  // several source lattices: channels side by side alone
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+  }
+  return problem;
+}
+
+TEST(Winograd, ThreadsChangeNothing) {
+  Random random(63);
+  for (const Direction direction : kDirections) {
+    expect_threads_change_nothing(image_layer(direction, 3, 1, 3), "winograd", random);
+    expect_threads_change_nothing(image_layer(direction, 3, 2, 2), "winograd", random);
+  }
+}
+
+TEST(Winograd, ASampleAloneIsTheSame) {
+  Random random(64);
+  expect_sample_alone_is_the_same(image_layer(Direction::forward, 11, 1, 3), "winograd", 7, random);
+  expect_sample_alone_is_the_same(image_layer(Direction::grad_input, 11, 1, 3), "winograd", 7, random);
+  expect_sample_alone_is_the_same(image_layer(Direction::forward, 11, 2, 2), "winograd", 10, random);
+}
+
+TEST(Winograd, IsChosenForSeveralTapsAlone) {
+  EXPECT_EQ(plan(image_layer(Direction::forward, 1, 1, 3))->family, "winograd");
+  EXPECT_EQ(plan(image_layer(Direction::grad_input, 1, 2, 2))->family, "winograd");
+  EXPECT_EQ(plan(image_layer(Direction::forward, 1, 2, 1))->family, "phases");
+  EXPECT_EQ(plan(image_layer(Direction::grad_weight, 1, 1, 3))->family, "winograd");
+  Problem doubles = image_layer(Direction::forward, 1, 1, 3);
+  doubles.dtype = DType::f64;
+  EXPECT_EQ(plan(doubles)->family, "phases");
+}
+
+}  // namespace
+}  // namespace tconv::test
