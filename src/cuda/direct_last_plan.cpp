@@ -16,8 +16,7 @@ constexpr int kMostBody = 1024;  // unrolled multiply-adds
 constexpr int kMostSharedBytes = 56 * 1024;
 constexpr int kMostInChannels = 32;  // of a group with several: beyond, tensor cores or the kernel for any layout
 constexpr int kBlockThreads = 256;
-constexpr int kManyRegisters = 128;  // of a thread: blocks are then half as large, so that more than one fits
-constexpr int kMostLanes = 32;       // along the channels
+constexpr int kMostLanes = 32;  // along the channels
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -106,7 +105,8 @@ int registers_of(const LastConfig& c) {
   const LastGeometry g = last_geometry(c);
   const int words = c.accumulator_bytes / 4;
   const int sums = (g.outputs_width + 1) * c.channels * words;
-  return sums + g.window * c.chunk * words + (c.depth.kernel > 1 ? 72 : 60);
+  const int places = c.depth.kernel == 1 ? 56 : c.gradient != 0 ? 72 : 64;
+  return sums + g.window * c.chunk * words + places;
 }
 
 // Of a multiprocessor, by registers.
@@ -142,8 +142,7 @@ bool choose_lanes_channels(LastConfig& c, std::int64_t channels) {
 void choose_lanes(LastConfig& c, const Problem& problem) {
   const std::int64_t columns = ceil_div(cells(problem, 2), c.cells);
   const std::int64_t rows = cells(problem, 1);
-  const int threads = registers_of(c) > kManyRegisters ? kBlockThreads / 2 : kBlockThreads;
-  const int positions = std::max(1, threads / c.lanes_channels);
+  const int positions = std::max(1, kBlockThreads / c.lanes_channels);
   double least = std::numeric_limits<double>::infinity();
   LastConfig best = c;
   for (int width = 1; width <= positions && width < 2 * columns; width *= 2) {
@@ -248,9 +247,10 @@ void complete(LastPlan& plan, const Problem& problem, const DeviceProperties& de
   a.by_tiles_width = direct_divisor(a.tiles_width);
   a.by_tiles_height = direct_divisor(a.tiles_height);
   a.by_tiles_depth = direct_divisor(a.tiles_depth);
-  // As many blocks as the chip holds at once, and all with the same number of tiles.
+  // About as many blocks as the chip holds at once, and all with the same number of tiles.
+  constexpr int kThreads = 1024;  // of a multiprocessor
   const int by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor) / (g.shared_bytes + 1024);
-  const std::int64_t resident = std::max(1, std::min(std::max(2, blocks_of(c)), by_shared));
+  const std::int64_t resident = std::max(1, std::min(kThreads / g.threads, by_shared));
   const std::int64_t slots = std::max<std::int64_t>(1, resident * device.multiprocessors / a.channel_blocks);
   const std::int64_t rounds = ceil_div(a.tiles, slots);
   a.starts = static_cast<int>(ceil_div(a.tiles, rounds));
