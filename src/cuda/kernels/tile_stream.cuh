@@ -77,7 +77,6 @@ struct CellTeam {
   __device__ __forceinline__ CellTeam(const TileParams& params, const TilePlace& tile) {
     const BlockCells& cells = tile.cells;
     const int lane = threadIdx.x % 32;
-    const int first_channel = tile.rows.group * kShape.read_channels() + lane % 4;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
@@ -97,13 +96,21 @@ struct CellTeam {
                                                    : column(i) + half * 8;
         const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
-        const int lead =
-            kShape.odd_rows ? odd_row_lead(params, cells, place.at, first_channel) : box_lead(params, cells);
+        const int lead = kShape.odd_rows ? odd_row_lead(params, cells, row_of(params, place, tile.rows.group))
+                                         : box_lead(params, cells);
         at[i][half] = channel + lead * kShape.element_bytes + w * kShape.cell_step(2) * kShape.box_step(2) +
                       h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
       }
     }
+  }
+
+  // From the box's first row in the first channel to that of a cell in this thread's first channel.
+  static __device__ __forceinline__ long long row_of(const TileParams& params, const CellPlace& cell, int group) {
+    const auto& [n, d, h, w] = cell.at;
+    return n * params.input_strides[0] +
+           (static_cast<long long>(group) * kShape.read_channels() + threadIdx.x % 4) * params.input_strides[1] +
+           d * params.input_strides[2] + h * params.input_strides[3];
   }
 
   // The first of this thread's two cells of a tile; the other is eight cells further.
