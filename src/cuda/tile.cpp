@@ -35,9 +35,9 @@ std::string initialiser(const TileShape& s) {
   text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", ";
   text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
-  text += number(s.row_unit) + number(s.granule) + number(s.lead) + text_of(s.odd_rows) + ", " + number(s.input_ring) +
-          number(s.weight_ring) + number(s.window) + number(s.window_taps) + number(s.line_axis) + text_of(s.stays) +
-          ", " + number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.row_tiles) +
+  text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
+          number(s.window) + number(s.window_taps) + number(s.line_axis) + text_of(s.stays) + ", " +
+          number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.row_tiles) +
           number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);

@@ -59,6 +59,10 @@ std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
   return lengths;
 }
 
+// Cells of a sample that are worth a box of their own beside those of other samples: of shorter parts, copies and
+// stores were found to cost more than full columns gain.
+constexpr int kLongPart = 40;
+
 std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
   const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(problem, 0),
                                             tile_cells(problem, 1), tile_cells(problem, 2)};
@@ -79,9 +83,11 @@ std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int co
     for (const int h : cut_lengths(size[2], most([&](int length) { return fits(1, 1, length, w); }))) {
       for (const int d : cut_lengths(size[1], most([&](int length) { return fits(1, length, h, w); }))) {
         if (!fits(1, d, h, w)) continue;
-        int n = 1;  // several samples only when each is whole, or where a part of one fills half of the columns at most
+        int n = 1;  // several samples only when each is whole, or where a long part of one would leave columns empty
         const bool whole = d == size[1] && h == size[2] && w == size[3];
-        if (whole || fits(2, d, h, w)) {
+        const int cells = d * h * w;
+        const bool leaves_empty = cells >= kLongPart && cells * 100 < static_cast<int>(round_up(cells, 64)) * 85;
+        if (whole || (leaves_empty && fits(2, d, h, w))) {
           n = static_cast<int>(std::min(size[0], most([&](int length) { return fits(length, d, h, w); })));
         }
         tiles.push_back({n, d, h, w});

@@ -26,7 +26,6 @@ TileShape base_shape(const Problem& problem) {
   shape.line_axis = -1;
   shape.window = 1;
   shape.row_vector = 1;
-  shape.odd_rows = false;
   shape.most_blocks = static_cast<int>(kIntMax);
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));
@@ -221,9 +220,12 @@ namespace {
 // layer writes far more than it reads, and multiplies by zeros in the meantime.
 std::int64_t least_summed_channels(const Problem& problem) {
   if (problem.groups == 1 && rows_of(problem) >= 32 && math_of(problem) != TileMath::fp32x3) {
-    // Taps of a long row are depth as good as channels.
+    // Taps of a long row are depth as good as channels, where there are cells enough for them.
+    constexpr double kManyCells = 4096;
+    double cells = 1;
+    for (const Axis& axis : problem.axes) cells *= static_cast<double>(axis.input);
     const bool windows = problem.direction == Direction::grad_input && problem.output_strides[4] == 1;
-    return windows && problem.axes[2].kernel >= 8 ? 1 : 3;
+    return windows && problem.axes[2].kernel >= 8 && cells >= kManyCells ? 1 : 3;
   }
   return problem.direction == Direction::forward && problem.groups > 1 ? 16 : 8;
 }

@@ -24,19 +24,9 @@ int granule_of(const Problem& problem, const TileShape& shape, bool aligned) {
   return 0;
 }
 
-// Whether rows that begin anywhere can be copied by whole vectors at the places where those begin: what comes along
-// with a row is never multiplied, since every output is some cell's of the input, at no distance.
-bool has_odd_rows(const Problem& problem, const TileShape& shape) {
-  if (shape.gradient || shape.input_channels_last || shape.element_bytes != 4 || problem.input_strides[4] != 1)
-    return false;
-  const Axis& width = problem.axes[2];
-  return shape.all_backs() == 1 && width.output() + width.pad_begin <= width.input * width.stride;
-}
-
 // How far the copies of a row begin before the box, where that is the same for all blocks.
 int lead_of(const Problem& problem, const TileShape& shape) {
   if (shape.input_channels_last) return 0;
-  if (shape.odd_rows) return -1;
   const Axis& width = problem.axes[2];
   const std::int64_t step = shape.tile[3] * shape.input_step(2);
   if (step % shape.granule != 0 && shape.tile[3] < tile_cells(problem, 2)) return -1;
@@ -282,10 +272,6 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   if (device.arch != 90 || !device.has_wgmma) return;
   if (base.math == TileMath::fp32x3 && base.input_channels_last) return;
   base.granule = granule_of(problem, base, aligned);
-  if (aligned && base.granule < base.vector() && has_odd_rows(problem, base)) {
-    base.odd_rows = true;
-    base.granule = base.vector();
-  }
   if (base.granule == 0) return;
   base.streams = base.warpgroup = base.packed = true;
   for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];

@@ -219,31 +219,6 @@ TEST_F(EmulatedTile, VectorsOfCells) {
   EXPECT_GE(vectors, 1);
 }
 
-// Rows that begin anywhere, copied by whole vectors: odd lengths, planes and samples, groups of channels that are no
-// multiple of a vector, the tensor's last row, padding, a last cell with fewer outputs.
-TEST_F(EmulatedTile, OddRows) {
-  const std::vector<Problem> problems = {
-      make(3, 22, 32, 2, {axis(5, 2, 2, 0), axis(7, 2, 2, 0)}),
-      in(make(2, 40, 24, 1, {axis(3, 2, 2, 1), axis(9, 4, 4, 2)}), DType::f32, Precision::strict),
-      make(1, 36, 16, 1, {axis(3, 2, 2, 0), axis(2, 1, 2, 0), axis(37, 3, 3, 1)}),
-      make(5, 20, 64, 1, {axis(6, 1, 1, 0), axis(14, 2, 2, 0)}),
-  };
-  const std::size_t count = test::takes_all() ? problems.size() : 2;
-  for (std::size_t i = 0; i < count; ++i) {
-    const test::EmulatedCase data(problems[i], random);
-    std::set<std::array<bool, 3>> kinds;
-    for (TileCandidate candidate : tile_candidates(problems[i], test::gpu(90))) {
-      TileShape& shape = candidate.shape;
-      if (!shape.streams) continue;
-      EXPECT_TRUE(shape.odd_rows);
-      if (!kinds.insert({shape.stays, shape.column_teams > 1, shape.tile[0] > 1}).second) continue;
-      if (shape.stays) shape.most_blocks = 2;
-      EXPECT_EQ(data.fails(propose_tile(problems[i], test::gpu(90), candidate)), "") << to_string(problems[i]);
-    }
-    EXPECT_FALSE(kinds.empty());
-  }
-}
-
 // The same in strict fp32: factors in halves, sums of a few products added up; lines, one distance, taps that some
 // phases lack; gradients with lines, with a stride, with split rows.
 TEST_F(EmulatedTile, StrictStreams) {

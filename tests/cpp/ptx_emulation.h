@@ -171,12 +171,6 @@ void copy_async(unsigned shared, const void* global, bool wanted) {
     throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(target, global, kBytes);
 }
-inline void copy_16_async(unsigned shared, const void* global, int bytes) {
-  unsigned char* const target = emulation::place(shared, 16);
-  std::memset(target, 0, 16);
-  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
-  std::memcpy(target, global, static_cast<std::size_t>(bytes));
-}
 inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}

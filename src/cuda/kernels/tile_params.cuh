@@ -58,7 +58,6 @@ struct TileShape {
   int row_unit;
   int granule;      // elements of one copy of the input
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
-  bool odd_rows;    // it even differs from row to row: rows begin anywhere, copies where 16 bytes do
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
   // A gradient that streams rows as they lie may take `window` neighbouring taps of the width as depth, as if each were

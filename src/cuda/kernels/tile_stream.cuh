@@ -74,8 +74,7 @@ struct CellTeam {
   int first_column;
   static constexpr int depth_team = 0;
 
-  __device__ __forceinline__ CellTeam(const TileParams& params, const TilePlace& tile) {
-    const BlockCells& cells = tile.cells;
+  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
     const int lane = threadIdx.x % 32;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
@@ -96,21 +95,11 @@ struct CellTeam {
                                                    : column(i) + half * 8;
         const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
-        const int lead = kShape.odd_rows ? odd_row_lead(params, cells, row_of(params, place, tile.rows.group))
-                                         : box_lead(params, cells);
-        at[i][half] = channel + lead * kShape.element_bytes + w * kShape.cell_step(2) * kShape.box_step(2) +
-                      h * kShape.cell_step(1) * kShape.box_step(1) +
+        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
+                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
       }
     }
-  }
-
-  // From the box's first row in the first channel to that of a cell in this thread's first channel.
-  static __device__ __forceinline__ long long row_of(const TileParams& params, const CellPlace& cell, int group) {
-    const auto& [n, d, h, w] = cell.at;
-    return n * params.input_strides[0] +
-           (static_cast<long long>(group) * kShape.read_channels() + threadIdx.x % 4) * params.input_strides[1] +
-           d * params.input_strides[2] + h * params.input_strides[3];
   }
 
   // The first of this thread's two cells of a tile; the other is eight cells further.
@@ -468,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   ptx::take_registers<kShape.multiplying_registers()>();
   StreamReader reader{barriers, input_ring, weight_ring};
   for_each_tile([&](int tile) {
-    CellTeam team(params, TilePlace(params, tile));
+    CellTeam team(params, TilePlace(params, tile).cells);
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));

@@ -8,16 +8,7 @@ __device__ __forceinline__ const TileParams& tile_params(const StreamParams& par
 
 // Where copies begin along an axis.
 __device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
-  return box_begin(params, cells, axis) - (axis == 2 && !kShape.odd_rows ? box_lead(params, cells) : 0);
-}
-
-// Elements from the first one of the input to the end of the last.
-__device__ __forceinline__ long long tensor_reach(const TileParams& params) {
-  long long last = (params.batch - 1) * params.input_strides[0] +
-                   (static_cast<long long>(params.groups) * kShape.read_channels() - 1) * params.input_strides[1];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) last += (params.input_size[axis] - 1) * params.input_strides[2 + axis];
-  return last + 1;
+  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
 }
 
 // The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
@@ -37,7 +28,6 @@ struct InputCopies {
 
   unsigned source[kPerThread];  // in bytes from the box's first element
   unsigned target[kPerThread];
-  unsigned piece_bytes[kPerThread];  // odd rows: from where the row's copies begin, `source` being the row
   int first_channel;
 
   __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
@@ -61,20 +51,19 @@ struct InputCopies {
                static_cast<unsigned>(params.input_size[axis]);
       };
       const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
-                          inside(0, d) && inside(1, h) && (kShape.odd_rows || inside(2, w));
+                          inside(0, d) && inside(1, h) && inside(2, w);
       // Inside a chunk's box, distances are 32-bit: the planner sees to that.
       const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
-      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + (kShape.odd_rows ? 0 : w * stride(4)) +
+      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + w * stride(4) +
                                 (slab * kShape.vector() + first_channel) * stride(1);
-      piece_bytes[i] = w * kShape.element_bytes;
       source[i] = exists ? position * kShape.element_bytes : kOutside;
       target[i] += first_channel * kShape.channel_pitch();
     }
   }
 
-  // `base`: the box's first element in the chunk's first channel; `end`: of the tensor.
-  __device__ __forceinline__ void copy(const Element* base, const Element* end, long long channel_bytes,
-                                       int channels_left, unsigned stage, int thread) const {
+  // `base`: the box's first element in the chunk's first channel.
+  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
+                                       int thread) const {
     if (kAtOnce > 1 && first_channel >= kAtOnce) return;
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
     // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
@@ -88,17 +77,7 @@ struct InputCopies {
       for (int i = 0; i < kPerThread; ++i) {
         if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
         const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
-        if constexpr (kShape.odd_rows) {
-          const char* const row = from + (wanted ? source[i] : 0);
-          const char* const piece = row - (reinterpret_cast<unsigned long long>(row) & 15) + piece_bytes[i];
-          const long long left = reinterpret_cast<const char*>(end) - piece;
-          ptx::copy_16_async(stage + target[i], piece,
-                             !wanted || left < 0 ? 0
-                             : left < 16         ? static_cast<int>(left)
-                                                 : 16);
-        } else {
-          ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
-        }
+        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
       }
       stage += kAtOnce * kShape.channel_pitch();
       from += kAtOnce * channel_bytes;
@@ -118,12 +97,11 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Til
       (static_cast<long long>(tile.rows.group) * kShape.read_channels() + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
-  const Element* const end = static_cast<const Element*>(params.input) + tensor_reach(params);
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
     ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
-    copies.copy(base, end, channel_bytes, kShape.read_channels() - channel,
-                ring + place.slot * kShape.input_stage_bytes(), thread);
+    copies.copy(base, channel_bytes, kShape.read_channels() - channel, ring + place.slot * kShape.input_stage_bytes(),
+                thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
     channel += kShape.chunk_read_channels();

@@ -59,14 +59,6 @@ __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCel
   if (kShape.lead >= 0) return kShape.lead;
   return box_begin(params, cells, 2) & (kShape.granule - 1);
 }
-// The same for rows that begin anywhere; `row` is the place of the box's element in front of the row. Channels of a
-// whole vector further the row begins at the same place of one.
-__device__ __forceinline__ int odd_row_lead(const TileParams& params, const BlockCells& cells, long long row) {
-  row += cells.first[0] * params.input_strides[0];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) row += box_begin(params, cells, axis) * params.input_strides[2 + axis];
-  return static_cast<int>(row) & (kShape.granule - 1);
-}
 // How many distances a block's chunk is multiplied at. Where that differs, each block begins with the first residue.
 __device__ __forceinline__ int chunk_backs([[maybe_unused]] int chunk) {
 #if kUnevenPlanes
