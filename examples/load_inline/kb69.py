@@ -644,14 +644,15 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 2, 52}, 128, true, true, 128, 4, 0, 4, 4, 1, 1, false, 2147483647, 0, 4, 1, 16, 1, 1, 1, 1,
-    2, 3, 0, true, 2, true, false, true, false, false};
+    {1, 1, 1}, {1, 1, 2, 52}, 128, true, true, 128, 4, 0, false, 4, 4, 1, 5, 1, false, 2147483647, 0, 4, 1, 16, 1,
+    1, 1, 1, 2, 3, 0, true, 2, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {464, 240, 16, 460, 236, 12, 456, 232, 8, 452, 228, 4, 448, 224, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {464, 240, 16, 460, 236, 12, 456, 232, 8, 452, 228, 4, 448, 224, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kUnevenPlanes 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {%0, %1, "
@@ -676,6 +677,7 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kUnevenPlanes
 #undef kStoresVectors
 }  // namespace forward_2_kernel
 
@@ -684,14 +686,15 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 2, 52}, 128, true, true, 128, 4, 0, 4, 4, 1, 1, false, 2147483647, 0, 4, 1, 16, 1, 1, 1, 1,
-    2, 3, 0, true, 2, true, false, true, false, false};
+    {1, 1, 1}, {1, 1, 2, 52}, 128, true, true, 128, 4, 0, false, 4, 4, 1, 5, 1, false, 2147483647, 0, 4, 1, 16, 1,
+    1, 1, 1, 2, 3, 0, true, 2, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {464, 240, 16, 460, 236, 12, 456, 232, 8, 452, 228, 4, 448, 224, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {464, 240, 16, 460, 236, 12, 456, 232, 8, 452, 228, 4, 448, 224, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kUnevenPlanes 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {%0, %1, "
@@ -716,6 +719,7 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kUnevenPlanes
 #undef kStoresVectors
 }  // namespace forward_1_kernel
 
@@ -786,14 +790,15 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 0, 4, 4, 1, 1, false, 2147483647, 0, 4, 1, 32, 1, 2, 1, 1, 2, 15,
-    0, true, 1, true, false, true, false, false};
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 0, false, 4, 4, 1, 5, 1, false, 2147483647, 0, 4, 1, 32, 1, 2, 1,
+    1, 2, 15, 0, true, 1, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kUnevenPlanes 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
@@ -811,6 +816,7 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kUnevenPlanes
 #undef kStoresVectors
 }  // namespace grad_input_2_kernel
 
@@ -819,14 +825,15 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 0, 4, 4, 1, 1, false, 2147483647, 0, 4, 1, 32, 1, 2, 1, 1, 2, 15,
-    0, true, 1, true, false, true, false, false};
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 0, false, 4, 4, 1, 5, 1, false, 2147483647, 0, 4, 1, 32, 1, 2, 1,
+    1, 2, 15, 0, true, 1, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kUnevenPlanes 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
@@ -844,6 +851,7 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kUnevenPlanes
 #undef kStoresVectors
 }  // namespace grad_input_1_kernel
 
@@ -914,8 +922,9 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {false, false, false}, true, 1, 1, 32, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 4,
-    0, 32, 32, 8, 4, 4, 4, 4, 4, 3, false, 136, 88, 3, 1, true, false};
+    0, 32, 32, 8, 4, 4, 4, 4, 4, 3, false, 0, 0, 136, 88, 3, 1, true, false};
 __constant__ int kProductCells[] = {0, 64, 256, 320, 512, 576, 768, 832, };
+#define kTensorCopies 0
 __device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a, unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -938,6 +947,7 @@ __device__ __forceinline__ void multiply(float (&d)[20][4], unsigned long long a
 }
 #include "reduce_sm90.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+#undef kTensorCopies
 }  // namespace grad_weight_1_kernel
 
 namespace grad_weight_2_kernel {
@@ -945,7 +955,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {false, false, false}, true, 1, 1, 32, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 4,
-    0, 32, 32, 8, 4, 4, 4, 4, 4, 3, false, 136, 88, 3, 1, true, false};
+    0, 32, 32, 8, 4, 4, 4, 4, 4, 3, false, 0, 0, 136, 88, 3, 1, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1026,14 +1036,15 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 0, 4, 4, 1, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1, 2, 6, 0,
-    true, 1, true, false, true, false, false};
+    {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 0, false, 4, 4, 1, 5, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1,
+    2, 6, 0, true, 1, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kUnevenPlanes 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
@@ -1051,6 +1062,7 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kUnevenPlanes
 #undef kStoresVectors
 }  // namespace forward_2_kernel
 
@@ -1059,14 +1071,15 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 0, 4, 4, 1, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1, 2, 6, 0,
-    true, 1, true, false, true, false, false};
+    {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 0, false, 4, 4, 1, 5, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1,
+    2, 6, 0, true, 1, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kUnevenPlanes 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
@@ -1084,6 +1097,7 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kUnevenPlanes
 #undef kStoresVectors
 }  // namespace forward_1_kernel
 
@@ -1154,14 +1168,15 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 4, 0, 4, 4, 1, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1, 2, 6, 0, true,
-    1, true, false, true, false, false};
+    1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 4, 0, false, 4, 4, 1, 5, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1, 2, 6,
+    0, true, 1, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kUnevenPlanes 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
@@ -1179,6 +1194,7 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kUnevenPlanes
 #undef kStoresVectors
 }  // namespace grad_input_2_kernel
 
@@ -1187,14 +1203,15 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 4, 0, 4, 4, 1, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1, 2, 6, 0, true,
-    1, true, false, true, false, false};
+    1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 4, 0, false, 4, 4, 1, 5, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1, 2, 6,
+    0, true, 1, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kUnevenPlanes 0
 #define kStoresVectors 0
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
@@ -1212,6 +1229,7 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kUnevenPlanes
 #undef kStoresVectors
 }  // namespace grad_input_1_kernel
 
@@ -1282,8 +1300,9 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {false, false, false}, true, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 4,
-    0, 32, 32, 8, 4, 2, 2, 4, 4, 4, false, 136, 88, 2, 1, true, false};
+    0, 32, 32, 8, 4, 2, 2, 4, 4, 4, false, 0, 0, 136, 88, 2, 1, true, false};
 __constant__ int kProductCells[] = {0, 32, 128, 160, 256, 288, 384, 416, };
+#define kTensorCopies 0
 __device__ __forceinline__ void multiply(float (&d)[10][4], unsigned long long a, unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n80k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -1298,6 +1317,7 @@ __device__ __forceinline__ void multiply(float (&d)[10][4], unsigned long long a
 }
 #include "reduce_sm90.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+#undef kTensorCopies
 }  // namespace grad_weight_1_kernel
 
 namespace grad_weight_2_kernel {
@@ -1305,7 +1325,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {false, false, false}, true, 1, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 4, 4}, 4, 4,
-    0, 32, 32, 8, 4, 2, 2, 4, 4, 4, false, 136, 88, 2, 1, true, false};
+    0, 32, 32, 8, 4, 2, 2, 4, 4, 4, false, 0, 0, 136, 88, 2, 1, true, false};
 constexpr int kPieces = 8;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1386,8 +1406,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {2, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1, 1, 2,
-    15, 3, true, 2, true, false, false, false, false};
+    {1, 1, 1}, {2, 1, 8, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1,
+    8, 1, 1, 2, 15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1404,8 +1424,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {2, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1, 1, 2,
-    15, 3, true, 2, true, false, false, false, false};
+    {1, 1, 1}, {2, 1, 8, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1,
+    8, 1, 1, 2, 15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1484,8 +1504,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1, 1, 2, 15,
-    3, true, 2, true, false, false, false, false};
+    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1,
+    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1502,8 +1522,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1, 1, 2, 15,
-    3, true, 2, true, false, false, false, false};
+    1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1,
+    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1582,10 +1602,12 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {false, false, false}, false, 2, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 2, 8}, 4, 4,
-    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
 __constant__ int kProductCells[] = {0, 32, 64, 96, 192, 224, 256, 288, };
+#define kTensorCopies 0
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+#undef kTensorCopies
 }  // namespace grad_weight_1_kernel
 
 namespace grad_weight_2_kernel {
@@ -1593,7 +1615,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {false, false, false}, false, 2, 1, 16, 1, 5, 3, 1, {1, 1, 1, 4}, {1, 1, 2, 8}, 4, 4,
-    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1674,8 +1696,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2,
-    15, 3, true, 2, true, false, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1,
+    8, 1, 1, 2, 15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1692,8 +1714,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2,
-    15, 3, true, 2, true, false, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1,
+    8, 1, 1, 2, 15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1772,8 +1794,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2, 15,
-    3, true, 2, true, false, false, false, false};
+    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1,
+    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1790,8 +1812,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2, 15,
-    3, true, 2, true, false, false, false, false};
+    1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1,
+    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1870,10 +1892,12 @@ namespace grad_weight_1_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, false, 1, 4, 32, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 4,
-    0, 2, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+    0, 2, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
 __constant__ int kProductCells[] = {0, 64, 128, 192, };
+#define kTensorCopies 0
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
+#undef kTensorCopies
 }  // namespace grad_weight_1_kernel
 
 namespace grad_weight_2_kernel {
@@ -1881,7 +1905,7 @@ namespace grad_weight_2_kernel {
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 1, 5}, {false, false, false}, false, 1, 4, 32, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 4,
-    0, 2, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 2, 2, true, false};
+    0, 2, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -2894,6 +2918,10 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], uns
                : "memory");
 }
 
+// The first `bytes` of 16, and zeros.
+__device__ __forceinline__ void copy_16_async(unsigned shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void copy_16_async(unsigned shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
@@ -3365,7 +3393,7 @@ struct Ring {
   __device__ __forceinline__ void init() {
 #pragma unroll 1
     for (int i = 0; i < kShape.stages; ++i) {
-      ptx::init_barrier(barriers + i * 16, kShape.packed ? 1 : 32 * kShape.loader_warps);
+      ptx::init_barrier(barriers + i * 16, kShape.packed || kShape.boxes() ? 1 : 32 * kShape.loader_warps);
       ptx::init_barrier(barriers + i * 16 + 8, 32 * kShape.team_warps());
     }
     ptx::publish_barriers();
@@ -3424,6 +3452,57 @@ __device__ __forceinline__ void fetch_stages(const ReduceParams& params, const R
   }
 }
 
+#if kTensorCopies
+using BlockParams = BoxReduceParams;
+__device__ __forceinline__ const ReduceParams& reduce_params(const BlockParams& params) { return params.reduce; }
+
+// Boxes of pixels as they lie in memory, zeros outside of the tensors.
+__device__ __forceinline__ void copy_boxes(const BlockParams& block_params, const ReduceBlock& block,
+                                           const StageOrigin& origin, unsigned target, unsigned loaded) {
+  const int first_row = block.group * kShape.rows + block.first_row;
+  const int first_column = block.group * kShape.columns + block.first_column;
+#pragma unroll 1
+  for (int row = 0; row < kShape.block_rows(); row += kShape.row_box) {
+    const int at[5] = {first_row + row, origin.first[3], origin.first[2], origin.first[1], origin.first[0]};
+    ptx::copy_tensor(target, &block_params.rows, at, loaded);
+    target += kShape.row_box_bytes();
+  }
+  const StageStart<false> start(block_params.reduce, block, origin, 0);
+#pragma unroll 1
+  for (int tap = 0; tap < kShape.all_taps(); ++tap) {
+    const int w = start.begin[3] + tap % kShape.taps[2] * kShape.tap_step[2];
+    const int h = start.begin[2] + tap / kShape.taps[2] % kShape.taps[1] * kShape.tap_step[1];
+    const int d = start.begin[1] + tap / kShape.taps[2] / kShape.taps[1] * kShape.tap_step[0];
+#pragma unroll 1
+    for (int column = 0; column < kShape.team_columns; column += kShape.column_box) {
+      const int at[5] = {first_column + column, w, h, d, start.begin[0]};
+      ptx::copy_tensor(target, &block_params.columns, at, loaded);
+      target += kShape.column_box_bytes();
+    }
+  }
+}
+
+// One thread of a warp asks for them.
+__device__ __forceinline__ void fetch_boxes(const BlockParams& block_params, const ReduceBlock& block,
+                                            const Stages& stages, Ring ring) {
+  StageOrigin origin(block_params.reduce, stages.begin);
+#pragma unroll 1
+  for (int index = stages.begin; index < stages.end; ++index) {
+    ptx::wait_barrier(ring.done(), ring.lap ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      ptx::expect_bytes(ring.loaded(), Ring::kStageBytes);
+      copy_boxes(block_params, block, origin, ring.stage(), ring.loaded());
+    }
+    __syncwarp();
+    origin.advance(block_params.reduce);
+    ring.advance();
+  }
+}
+#else
+using BlockParams = ReduceParams;
+__device__ __forceinline__ const ReduceParams& reduce_params(const BlockParams& params) { return params; }
+#endif
+
 // The products of a stage are under way while the next one's are started.
 __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring, TeamTile& team) {
   unsigned former = 0;
@@ -3440,8 +3519,9 @@ __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring,
 }
 
 __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
-    tconv_reduce(const __grid_constant__ ReduceParams params) {
-  extern __shared__ __align__(128) unsigned char shared_memory[];
+    tconv_reduce(const __grid_constant__ BlockParams block_params) {
+  const ReduceParams& params = reduce_params(block_params);
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
   const ReduceBlock block(params, blockIdx.x);
   const unsigned shared = ptx::shared_address(shared_memory);
   const Stages stages(params, block, shared);
@@ -3459,11 +3539,15 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+#if kTensorCopies
+      if (warp == kShape.team_warps()) fetch_boxes(block_params, block, stages, ring);
+#else
       if constexpr (kShape.packed) {
         if (warp == kShape.team_warps()) fetch_stages(params, block, stages, ring);
       } else {
         load_stages(params, block, stages, ring, warp - kShape.team_warps());
       }
+#endif
       meet();
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
@@ -3976,8 +4060,12 @@ struct ReduceShape {
   int column_warps;
   int row_copy;  // elements that such a warp copies at once, along the width
   int column_copy;
-  int raw_stages;      // of its copies
-  bool packed;         // a kernel before has arranged both tensors as the stages of the blocks: they come whole
+  int raw_stages;  // of its copies
+  bool packed;     // a kernel before has arranged both tensors as the stages of the blocks: they come whole
+  // Two-byte channels-last tensors: channels of a box that the copy engine brings, pixels as they lie, those of each
+  // tap on their own. Products read them with channels along the rows, so that nothing is arranged. 0: no boxes.
+  int row_box;
+  int column_box;
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
   int loader_registers;
 
@@ -3985,6 +4073,10 @@ struct ReduceShape {
   int blocks_per_multiprocessor;
   bool partial;        // the sums of a block are parts, added up by the second kernel
   bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
+
+  constexpr bool boxes() const { return row_box > 0; }
+  constexpr int row_box_bytes() const { return pixels() * row_box * element_bytes; }
+  constexpr int column_box_bytes() const { return pixels() * column_box * element_bytes; }
 
   constexpr int vector() const { return 16 / element_bytes; }
   constexpr int all_taps() const { return taps[0] * taps[1] * taps[2]; }
@@ -4030,27 +4122,33 @@ struct ReduceShape {
 
   constexpr int row_units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int column_units() const { return tile[0] * extent(0) * extent(1) * extent(2); }
-  constexpr int pixels() const { return row_units() * vector(); }
-  constexpr int products() const { return row_units() / 2; }  // two units at a time, neighbours along the width
+  constexpr int pixels() const { return boxes() ? row_units() : row_units() * vector(); }
+  // Two units at a time, neighbours along the width, or sixteen pixels.
+  constexpr int products() const { return boxes() ? row_units() / 16 : row_units() / 2; }
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
   constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
   constexpr int team_cells() const { return column_units() * team_columns; }
-  constexpr int row_cells() const { return (row_units() * row_pitch() + 7) / 8 * 8; }
-  constexpr int column_cells() const { return (column_teams * team_cells() + 7) / 8 * 8; }
+  constexpr int row_cells() const {
+    return boxes() ? block_rows() / row_box * row_box_bytes() / 16 : (row_units() * row_pitch() + 7) / 8 * 8;
+  }
+  constexpr int column_cells() const {
+    return boxes() ? all_taps() * team_columns / column_box * column_box_bytes() / 16
+                   : (column_teams * team_cells() + 7) / 8 * 8;
+  }
   // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
   constexpr bool splits() const { return warpgroup && math == TileMath::fp32x3; }
   constexpr int plane_cells() const { return row_cells() + column_cells(); }
   constexpr int stage_cells() const { return plane_cells() * (splits() ? 2 : 1); }
   // The last run of a row may have fewer taps than the others, and the last eight columns of it fewer channels: they
   // are multiplied with whatever follows, and not stored.
-  constexpr int spare_cells() const { return run * team_columns + 16; }
+  constexpr int spare_cells() const { return boxes() ? 0 : run * team_columns + 16; }
   // Stages; then the places of the units, or two barriers for each stage and the lines of the warps that load.
   constexpr int table_cell() const { return stages * stage_cells() + spare_cells(); }
   constexpr int raw_cell() const { return table_cell() + stages; }
   constexpr int pipeline_bytes() const {
     if (loader_warps == 0) return 16 * (table_cell() + row_units() + column_units());
-    return 16 * raw_cell() + (packed ? 0 : raw_stages * raw_stage_bytes());
+    return 16 * raw_cell() + (packed || boxes() ? 0 : raw_stages * raw_stage_bytes());
   }
   constexpr int shared_bytes() const {
     const int staged = partial ? 0 : 4 * staged_rows() * staged_pitch();
@@ -4210,6 +4308,12 @@ struct ReduceParams {
   long long row_advance[4];
   long long column_advance[4];
   int parts;
+};
+
+struct BoxReduceParams {
+  ReduceParams reduce;
+  TensorMap rows;
+  TensorMap columns;
 };
 
 // Blocks that share a part: one for each tile of the weight.
@@ -4753,9 +4857,43 @@ struct TeamTile : TeamPlace {
     }
   }
 
+  // Starts the products of a stage of boxes: rows of channels, eight pixels after the other, columns of 16 bytes
+  // swapped as the copy engine does.
+  __device__ __forceinline__ void multiply_boxes(unsigned stage) {
+    constexpr unsigned kRowBytes = kShape.row_box * kShape.element_bytes;
+    constexpr unsigned kColumnBytes = kShape.column_box * kShape.element_bytes;
+    constexpr int kRunBytes = kShape.run * kShape.team_columns * kShape.pixels() * kShape.element_bytes;
+    const unsigned rows = stage + first_row / 64 * kShape.row_box_bytes();
+    const unsigned columns = stage + kShape.row_cells() * 16;
+    ptx::fence_warpgroup();
+#pragma unroll 2
+    for (int product = 0; product < kShape.products(); ++product) {
+#pragma unroll
+      for (int run = 0; run < kTeamRuns; ++run) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          multiply(sum[tile][run],
+                   swapped(rows + tile * kShape.row_box_bytes() + product * 16 * kRowBytes, kShape.row_box_bytes(),
+                           kRowBytes),
+                   swapped(columns + run * kRunBytes + product * 16 * kColumnBytes, kShape.column_box_bytes(),
+                           kColumnBytes));
+        }
+      }
+    }
+    ptx::commit_warpgroup();
+  }
+  // The start, the way to the next channels, the way to the next eight pixels, and how long rows are.
+  static __device__ __forceinline__ unsigned long long swapped(unsigned address, unsigned next_channels,
+                                                               unsigned row_bytes) {
+    const unsigned long long kind = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
+    return kind << 62 | static_cast<unsigned long long>(row_bytes / 2) << 32 | next_channels >> 4 << 16 |
+           (address >> 4 & 0x3fff);
+  }
+
   // Starts the products [begin, end) of a stage.
   __device__ __forceinline__ void multiply_stage(unsigned stage, int begin, int end) {
     if constexpr (kShape.splits()) return multiply_split_stage(stage);
+    if constexpr (kShape.boxes()) return multiply_boxes(stage);
     const unsigned a = descriptor(stage + first_row * 16, kShape.row_pitch());
     const unsigned b = descriptor(stage + first_cell * 16, kPairCells);
     ptx::fence_warpgroup();
@@ -5423,8 +5561,8 @@ FILES["tile_load_gradient.cuh"] = r"""
 #include "tile_load.cuh"
 
 // A row's weights of a chunk lie together in a dense tensor, channel after channel with all its taps. Neighbouring
-// threads take neighbouring taps, then channels, and each the few loads of one cell; loads go to registers a step
-// before they are stored.
+// threads take neighbouring taps, then channels, and each the few loads of one cell; where channels are neighbours in
+// memory, they take these first, a cell with one load. Loads go to registers a step before they are stored.
 struct GradientWeights {
   static constexpr int kItems = kShape.stage_backs * kShape.slabs * kShape.rows();
   static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
@@ -5434,9 +5572,14 @@ struct GradientWeights {
   const Element* base;
   unsigned offset[kPerThread];  // from the first channel and tap of a stage, in bytes
   Element values[kPerThread][kVector];
+  Cell wide[kPerThread];
 
-  static __device__ __forceinline__ int back_of(int item) { return item % kShape.stage_backs; }
-  static __device__ __forceinline__ int slab_of(int item) { return item / kShape.stage_backs % kShape.slabs; }
+  static __device__ __forceinline__ int back_of(int item) {
+    return (kShape.wide_weights ? item / kShape.slabs : item) % kShape.stage_backs;
+  }
+  static __device__ __forceinline__ int slab_of(int item) {
+    return (kShape.wide_weights ? item : item / kShape.stage_backs) % kShape.slabs;
+  }
   static __device__ __forceinline__ int row_of(int item) { return item / (kShape.stage_backs * kShape.slabs); }
 
   __device__ __forceinline__ GradientWeights(const TileParams& params, const BlockRows& rows, int, int rank,
@@ -5485,6 +5628,12 @@ struct GradientWeights {
     for (int i = 0; i < kPerThread; ++i) {
       const int item = threadIdx.x + i * kThreads;
       const bool tap = kWhole || first_back + back_of(item) < kShape.all_backs();
+      if constexpr (kShape.wide_weights) {
+        const bool exists =
+            offset[i] != kOutside && tap && (kWhole || first + slab_of(item) * kVector < kShape.channels);
+        wide[i] = exists ? ptx::load_16(at(origin, offset[i])) : Cell{};
+        continue;
+      }
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         const bool exists =
@@ -5505,7 +5654,7 @@ struct GradientWeights {
       if (kItems % kThreads != 0 && item >= kItems) break;
       const int place =
           back_of(item) * kShape.weight_back_pitch() + slab_of(item) * kShape.weight_slab_pitch() + row_of(item);
-      ptx::store_16(shared + place * 16, make_cell(values[i]));
+      ptx::store_16(shared + place * 16, kShape.wide_weights ? rounded(wide[i]) : make_cell(values[i]));
     }
   }
 
@@ -5558,13 +5707,12 @@ __global__ void __launch_bounds__(kPackThreads, 4)
   const int first_out = channel_block * kShape.block_channels;
   const Element* weight = static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
                           first_out * params.weight_strides[1];
-  // Output channels and input channels that exist; the rest of a block is zeros.
+  // Output channels that exist; the rest of a block is zeros.
   const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
-  const int ins = min(kIns, kShape.channels - first_channel);
   const auto load = [&](int v, int out_channel, int tap) {
-    if (v >= ins || out_channel >= outs) return Element(0);
     const int channel = kShape.windowed(first_channel + v);
     const int column = tap % kShape.kernel[2] * kShape.window + channel % kShape.window;
+    if (channel >= kShape.channels || out_channel >= outs || column >= kShape.window_taps) return Element(0);
     const long long position = kDenseTaps && kShape.window == 1
                                    ? tap * params.weight_strides[4]
                                    : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
@@ -5574,19 +5722,22 @@ __global__ void __launch_bounds__(kPackThreads, 4)
                   position];
   };
   if constexpr (kStaged) {
-    // Neighbouring threads read neighbours in memory: output channels, or taps and then whichever channels lie closer.
+    // Neighbouring threads read neighbours in memory: channels of either side, or taps and then whichever channels lie
+    // closer.
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
+    const bool ins_before_taps = params.weight_strides[0] == 1 && kTaps > 1 && !outs_first;
     const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
 #pragma unroll 8
     for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
-      const int tap = outs_first ? i / kShape.block_channels % kTaps : i % kTaps;
+      const int tap = outs_first ? i / kShape.block_channels % kTaps : ins_before_taps ? i / kIns % kTaps : i % kTaps;
       const int outer = i / kTaps;
-      const int v = outs_first  ? i / (kTaps * kShape.block_channels)
-                    : ins_first ? outer % kIns
-                                : outer / kShape.block_channels;
-      const int out_channel = outs_first  ? i % kShape.block_channels
-                              : ins_first ? outer / kIns
-                                          : outer % kShape.block_channels;
+      const int v = outs_first        ? i / (kTaps * kShape.block_channels)
+                    : ins_before_taps ? i % kIns
+                    : ins_first       ? outer % kIns
+                                      : outer / kShape.block_channels;
+      const int out_channel = outs_first                     ? i % kShape.block_channels
+                              : ins_before_taps || ins_first ? outer / kIns
+                                                             : outer % kShape.block_channels;
       staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
     }
     __syncthreads();
@@ -5705,12 +5856,14 @@ struct TileShape {
   int row_unit;
   int granule;      // elements of one copy of the input
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
+  bool odd_rows;    // it even differs from row to row: rows begin anywhere, copies where 16 bytes do
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
   // A gradient that streams rows as they lie may take `window` neighbouring taps of the width as depth, as if each were
   // a channel: neighbours in memory, in the input as in the weights. Then `channels` counts (channel, tap of a window),
   // `kernel` windows, and `dilation` is the way from one to the next. Otherwise 1.
   int window;
+  int window_taps;  // that the windows of a row have together; the last one may have fewer than the others
   // The axis along which all distances are taken together, as a line; -1: none. Cells that are neighbours along it read
   // the same input at different distances, so that a team with several tiles of cells, one step of the axis apart,
   // multiplies a fragment of input once for each.
@@ -5743,6 +5896,8 @@ struct TileShape {
   // that those of neighbouring cells lie on different banks.
   bool tensor_copies;
   bool output_channels_last;
+  // A gradient's weights whose summed channels are neighbours in the tensor: a cell is one load.
+  bool wide_weights;
 
   constexpr int slot_of(int axis, int residue) const {
     return slots[axis] == span[axis] ? residue : static_cast<int>(slot_nibbles[axis] >> (4 * residue) & 15);
@@ -5764,6 +5919,52 @@ struct TileShape {
     return plane_groups(axis) == 1 ? residue_of_phase(axis, plane) : plane;
   }
   constexpr int all_plane_groups() const { return plane_groups(0) * plane_groups(1) * plane_groups(2); }
+  // Of all groups, each after the one before it along the width, which stands where along an axis.
+  constexpr int group_along(int axis, int group) const {
+    for (int inner = 2; inner > axis; --inner) group /= plane_groups(inner);
+    return group % plane_groups(axis);
+  }
+
+  // Tensor copies that bring a gradient's residues in boxes of their own, one chunk after the other: cells are
+  // neighbours in them, as those of a forward problem are. Taps of a residue are `phases` apart then, and some residues
+  // may have one less than others.
+  constexpr bool plane_boxes() const {
+    return tensor_copies && gradient && (stride[0] > 1 || stride[1] > 1 || stride[2] > 1);
+  }
+  constexpr int first_tap(int axis, int group) const {
+    const int residue = group_residue(axis, group);
+    if (dilation[axis] == 1 || stride[axis] == 1) return residue;
+    int tap = 0;
+    while (tap * dilation[axis] % stride[axis] != residue) ++tap;
+    return tap;
+  }
+  constexpr int plane_taps(int axis, int group) const {
+    return (kernel[axis] - first_tap(axis, group) + phases[axis] - 1) / phases[axis];
+  }
+  // Whether all residues have their taps at the same distances.
+  constexpr bool even_planes() const {
+    if (!plane_boxes()) return true;
+    for (int axis = 0; axis < 3; ++axis) {
+      if (kernel[axis] % phases[axis] != 0 || (phases[axis] - 1) * dilation[axis] >= stride[axis]) return false;
+    }
+    return true;
+  }
+  constexpr int group_taps(int group) const {
+    int taps = 1;
+    for (int axis = 0; axis < 3; ++axis) taps *= plane_taps(axis, group_along(axis, group));
+    return taps;
+  }
+  constexpr int all_group_taps() const {
+    int taps = 0;
+    for (int group = 0; group < all_plane_groups(); ++group) taps += group_taps(group);
+    return taps;
+  }
+  // The tap of an axis that is the `index`-th of a group's.
+  constexpr int plane_tap(int axis, int group, int index) const {
+    for (int inner = 2; inner > axis; --inner) index /= plane_taps(inner, group_along(inner, group));
+    const int own = group_along(axis, group);
+    return first_tap(axis, own) + index % plane_taps(axis, own) * phases[axis];
+  }
 
   // What one step between cells is in the tensor that is read and in the one that is written.
   constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
@@ -5808,6 +6009,7 @@ struct TileShape {
   // of planes as many as any plane could have.
   constexpr int axis_backs(int axis) const {
     if (!gradient) return backs[axis];
+    if (plane_boxes()) return plane_taps(axis, 0);
     return plane_groups(axis) == 1 ? kernel[axis] : planes[axis] * backs[axis];
   }
   constexpr int all_backs() const { return axis_backs(0) * axis_backs(1) * axis_backs(2); }
@@ -5897,9 +6099,12 @@ struct TileShape {
   // channels. Rows begin where a copy may begin. The four channels (or eight cells) that lanes read together lie on
   // different banks.
   constexpr int box(int axis) const {
-    return gradient
-               ? (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + (axis == 2 ? window : 1)
-               : patch(1 + axis);
+    if (!gradient || plane_boxes()) return patch(1 + axis);
+    return (tile[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + (axis == 2 ? window : 1);
+  }
+  // What one step along an axis of the box is in the tensor that is read.
+  constexpr unsigned char box_stride(int axis) const {
+    return static_cast<unsigned char>(plane_boxes() ? stride[axis] : 1);
   }
   constexpr int box_rows() const { return tile[0] * box(0) * box(1); }
   // A gradient's cells lie `stride` elements apart, for large strides on a few banks only: there the residues of a row
@@ -5912,7 +6117,9 @@ struct TileShape {
   constexpr int row_place(int index) const {
     return splits_rows() ? index % stride[2] * plane_length() + index / stride[2] : index;
   }
-  constexpr int cell_step(int axis) const { return splits_rows() && axis == 2 ? 1 : input_step(axis); }
+  constexpr int cell_step(int axis) const {
+    return plane_boxes() || (splits_rows() && axis == 2) ? 1 : input_step(axis);
+  }
   constexpr int row_pitch() const {
     if (splits_rows()) return stride[2] * plane_length();
     return (box(2) + (lead >= 0 ? lead : granule - 1) + granule - 1) / granule * granule;
@@ -5953,12 +6160,12 @@ struct TileShape {
   // With a part in every item, products are waited for anyway before the next fragments are split.
   constexpr bool splits_late() const { return splits() && part_items() == 1; }
 
-  // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, and their
-  // cells begin on different banks.
+  // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, or (wide) the
+  // other way around, and their cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed; }
   constexpr int weight_slab_pitch() const {
     const int taps = all_backs() < 8 ? all_backs() : 8;
-    return rows() + (pads_weights() ? taps % 8 : 0);
+    return rows() + (!pads_weights() ? 0 : wide_weights ? 8 / slabs : taps % 8);
   }
   constexpr int weight_back_pitch() const {
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
@@ -6470,8 +6677,14 @@ constexpr int kLine = kShape.line_backs();
 // Items of a chunk: one step of depth at one distance, or at all distances of a line.
 constexpr int kItems = kShape.all_backs() / kLine * kSteps;
 constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
+// A chunk with fewer of them ends with the same set of registers as the others.
+static_assert(kShape.even_planes() || kSteps % 2 == 0);
 // Unrolled, an item's place and missing taps are known to the compiler.
-constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kItems * kLine * kColumnTiles / 8 <= 80);
+constexpr int kPlanes = kShape.even_planes() ? 1 : kShape.all_plane_groups();
+// Chunks of all residues together take long to compile where products have many columns.
+constexpr int kUnrolledItems =
+    kPlanes == 1 ? kItems * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
+constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -6517,8 +6730,10 @@ struct CellTeam {
   int first_column;
   static constexpr int depth_team = 0;
 
-  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
+  __device__ __forceinline__ CellTeam(const TileParams& params, const TilePlace& tile) {
+    const BlockCells& cells = tile.cells;
     const int lane = threadIdx.x % 32;
+    const int first_channel = tile.rows.group * kShape.read_channels() + lane % 4;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
@@ -6538,8 +6753,10 @@ struct CellTeam {
                                                    : column(i) + half * 8;
         const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
-        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
-                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
+        const int lead =
+            kShape.odd_rows ? odd_row_lead(params, cells, place.at, first_channel) : box_lead(params, cells);
+        at[i][half] = channel + lead * kShape.element_bytes + w * kShape.cell_step(2) * kShape.box_step(2) +
+                      h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
       }
     }
@@ -6615,9 +6832,10 @@ struct CellTeam {
   // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
   __device__ __forceinline__ void load_windows(Fragments& out, unsigned stage, int offset, int step) const {
     constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
-    // Of two-byte elements, a window of two is one word, and places may be as little as a word apart.
-    constexpr bool kTwoWords = kShape.element_bytes == 4 || (kShape.window % 4 == 0 && kShape.granule % 4 == 0 &&
-                                                             kShape.lead % 4 == 0 && kShape.stride[2] % 4 == 0);
+    // Places may be as little as a word apart; of two-byte elements, a window of two is one word.
+    constexpr int kPair = 8 / kShape.element_bytes;
+    constexpr bool kTwoWords = kShape.window % kPair == 0 && kShape.granule % kPair == 0 && kShape.lead % kPair == 0 &&
+                               kShape.stride[2] % kPair == 0;
     constexpr int kNext = kShape.window * kShape.element_bytes >= 8 ? 4 : kShape.channel_pitch();
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
@@ -6728,23 +6946,41 @@ struct StreamReader {
 
   // One item: multiplies its fragments while those of the next one are loaded.
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
-                                       int item) {
+                                       int item, int plane = 0) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
     team.add(now, weight_stage(), item);
-    const bool ends_chunk = item + 1 == kItems;
+    const bool ends_chunk = item + 1 == chunk_items(plane);
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
     if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kSteps);
-      team.load(next, input_stage(), kUnrolled ? kFixedBackCells[back] : kBackCells[back], (item + 1) % kSteps);
+      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kSteps);
       return;
     }
     if (++chunk == kShape.block_chunks()) return;
     give_back_input();
-    begin(team, next);
+    begin(team, next, plane + 1 == kPlanes ? 0 : plane + 1);
+  }
+
+  // Items of a chunk, and where the cells of a distance lie in its box, in bytes: where residues differ in taps, those
+  // of the one that it holds.
+  static __device__ __forceinline__ int chunk_items([[maybe_unused]] int plane) {
+#if kUnevenPlanes
+    return (kUnrolled ? kFixedPlaneTaps[plane] : kPlaneTaps[plane]) * kSteps;
+#else
+    return kItems;
+#endif
+  }
+  static __device__ __forceinline__ int back_cells(int back, [[maybe_unused]] int plane) {
+#if kUnevenPlanes
+    const int index = plane * kShape.all_backs() + back;
+    return kUnrolled ? kFixedPlaneCells[index] : kPlaneCells[index];
+#else
+    return kUnrolled ? kFixedBackCells[back] : kBackCells[back];
+#endif
   }
 
   __device__ __forceinline__ void give_back_input() {
@@ -6757,32 +6993,38 @@ struct StreamReader {
   }
 
   // The first fragments of a chunk.
-  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first) {
+  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first, int plane = 0) {
     ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
-    team.load(first, input_stage(), kFixedBackCells[first_back(0)], 0);
+    team.load(first, input_stage(), kPlanes == 1 ? kFixedBackCells[first_back(0)] : back_cells(0, plane), 0);
   }
 
   // The distance whose cells come first in a line's fragments.
   static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
 
-  // A chunk's items take turns with two sets of registers.
+  // A chunk's items take turns with two sets of registers. Where residues differ in taps, unrolled chunks come
+  // together, one of each.
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
     if constexpr (kShape.splits()) {
       walk_parts(team, first, second);
     } else if constexpr (kUnrolled) {
 #pragma unroll
-      for (int item = 0; item < kItems; ++item) {
-        if (item % 2 == 0) {
-          step(team, first, second, item);
-        } else {
-          step(team, second, first, item);
+      for (int plane = 0; plane < kPlanes; ++plane) {
+#pragma unroll
+        for (int item = 0; item < chunk_items(plane); ++item) {
+          if (item % 2 == 0) {
+            step(team, first, second, item, plane);
+          } else {
+            step(team, second, first, item, plane);
+          }
         }
       }
     } else {
+      const int plane = chunk % kPlanes;
+      const int items = chunk_items(plane);
 #pragma unroll 1
-      for (int item = 0; item + 1 < kItems; item += 2) {
-        step(team, first, second, item);
-        step(team, second, first, item + 1);
+      for (int item = 0; item + 1 < items; item += 2) {
+        step(team, first, second, item, plane);
+        step(team, second, first, item + 1, plane);
       }
       if (kItems % 2 == 1) step(team, first, second, kItems - 1);
     }
@@ -6821,11 +7063,11 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
   reader.begin(team, even);
   if constexpr (kShape.splits_late()) CellTeam::split(even, even);
   // After an odd number of items the next chunk begins with the other set.
-  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : 1;
+  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : kUnrolled ? kPlanes : 1;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
     reader.walk_chunk(team, even, odd);
-    if constexpr (kTurn == 2) {
+    if constexpr (kItems % 2 == 1 && kTurn == 2) {
       if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
       reader.walk_chunk(team, odd, even);
     }
@@ -6875,7 +7117,7 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
   ptx::take_registers<kShape.multiplying_registers()>();
   StreamReader reader{barriers, input_ring, weight_ring};
   for_each_tile([&](int tile) {
-    CellTeam team(params, TilePlace(params, tile).cells);
+    CellTeam team(params, TilePlace(params, tile));
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
@@ -6898,7 +7140,16 @@ __device__ __forceinline__ const TileParams& tile_params(const StreamParams& par
 
 // Where copies begin along an axis.
 __device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
-  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
+  return box_begin(params, cells, axis) - (axis == 2 && !kShape.odd_rows ? box_lead(params, cells) : 0);
+}
+
+// Elements from the first one of the input to the end of the last.
+__device__ __forceinline__ long long tensor_reach(const TileParams& params) {
+  long long last = (params.batch - 1) * params.input_strides[0] +
+                   (static_cast<long long>(params.groups) * kShape.read_channels() - 1) * params.input_strides[1];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) last += (params.input_size[axis] - 1) * params.input_strides[2 + axis];
+  return last + 1;
 }
 
 // The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
@@ -6918,6 +7169,7 @@ struct InputCopies {
 
   unsigned source[kPerThread];  // in bytes from the box's first element
   unsigned target[kPerThread];
+  unsigned piece_bytes[kPerThread];  // odd rows: from where the row's copies begin, `source` being the row
   int first_channel;
 
   __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
@@ -6941,19 +7193,20 @@ struct InputCopies {
                static_cast<unsigned>(params.input_size[axis]);
       };
       const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
-                          inside(0, d) && inside(1, h) && inside(2, w);
+                          inside(0, d) && inside(1, h) && (kShape.odd_rows || inside(2, w));
       // Inside a chunk's box, distances are 32-bit: the planner sees to that.
       const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
-      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + w * stride(4) +
+      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + (kShape.odd_rows ? 0 : w * stride(4)) +
                                 (slab * kShape.vector() + first_channel) * stride(1);
+      piece_bytes[i] = w * kShape.element_bytes;
       source[i] = exists ? position * kShape.element_bytes : kOutside;
       target[i] += first_channel * kShape.channel_pitch();
     }
   }
 
-  // `base`: the box's first element in the chunk's first channel.
-  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
-                                       int thread) const {
+  // `base`: the box's first element in the chunk's first channel; `end`: of the tensor.
+  __device__ __forceinline__ void copy(const Element* base, const Element* end, long long channel_bytes,
+                                       int channels_left, unsigned stage, int thread) const {
     if (kAtOnce > 1 && first_channel >= kAtOnce) return;
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
     // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
@@ -6967,7 +7220,17 @@ struct InputCopies {
       for (int i = 0; i < kPerThread; ++i) {
         if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
         const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
-        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
+        if constexpr (kShape.odd_rows) {
+          const char* const row = from + (wanted ? source[i] : 0);
+          const char* const piece = row - (reinterpret_cast<unsigned long long>(row) & 15) + piece_bytes[i];
+          const long long left = reinterpret_cast<const char*>(end) - piece;
+          ptx::copy_16_async(stage + target[i], piece,
+                             !wanted || left < 0 ? 0
+                             : left < 16         ? static_cast<int>(left)
+                                                 : 16);
+        } else {
+          ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
+        }
       }
       stage += kAtOnce * kShape.channel_pitch();
       from += kAtOnce * channel_bytes;
@@ -6987,11 +7250,12 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Til
       (static_cast<long long>(tile.rows.group) * kShape.read_channels() + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
+  const Element* const end = static_cast<const Element*>(params.input) + tensor_reach(params);
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
     ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
-    copies.copy(base, channel_bytes, kShape.read_channels() - channel, ring + place.slot * kShape.input_stage_bytes(),
-                thread);
+    copies.copy(base, end, channel_bytes, kShape.read_channels() - channel,
+                ring + place.slot * kShape.input_stage_bytes(), thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
     channel += kShape.chunk_read_channels();
@@ -7060,6 +7324,25 @@ __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCel
   if (kShape.lead >= 0) return kShape.lead;
   return box_begin(params, cells, 2) & (kShape.granule - 1);
 }
+// The same for rows that begin anywhere, for a row of the box in a channel of the tensor. Channels of a whole vector
+// further it is the same; only the last bits of places count.
+__device__ __forceinline__ int odd_row_lead(const TileParams& params, const BlockCells& cells, const int (&cell)[4],
+                                            int channel) {
+  const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
+  unsigned place = (cells.first[0] + cell[0]) * stride(0) + channel * stride(1) + box_begin(params, cells, 2);
+#pragma unroll
+  for (int axis = 0; axis < 2; ++axis) place += (box_begin(params, cells, axis) + cell[1 + axis]) * stride(2 + axis);
+  return static_cast<int>(place & (kShape.granule - 1));
+}
+// How many distances a block's chunk is multiplied at. Where that differs, each block begins with the first residue.
+__device__ __forceinline__ int chunk_backs([[maybe_unused]] int chunk) {
+#if kUnevenPlanes
+  return kPlaneTaps[chunk % kShape.all_plane_groups()];
+#else
+  return kShape.all_backs();
+#endif
+}
+
 // One thread asks for all weights.
 __device__ __forceinline__ void stream_weights(const TileParams& params, int block_row, int rank,
                                                const StreamBarriers& barriers, unsigned ring,
@@ -7069,15 +7352,17 @@ __device__ __forceinline__ void stream_weights(const TileParams& params, int blo
                        rank * static_cast<long long>(kShape.block_chunks()) * kShape.all_backs() * kBytesPerBack;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    const int backs = chunk_backs(chunk);
 #pragma unroll 1
-    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
-      const int bytes = min(kShape.stage_backs, kShape.all_backs() - back) * kBytesPerBack;
+    for (int back = 0; back < backs; back += kShape.stage_backs) {
+      const int bytes = min(kShape.stage_backs, backs - back) * kBytesPerBack;
       ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
       ptx::expect_bytes(barriers.weight_full(place.slot), bytes);
       ptx::copy_bulk(ring + place.slot * kShape.weight_stage_bytes(), source, bytes, barriers.weight_full(place.slot));
       source += bytes;
       place.advance();
     }
+    if (!kShape.even_planes()) source += (kShape.all_backs() - backs) * kBytesPerBack;
   }
 }
 """
@@ -7292,7 +7577,8 @@ struct VectorStore {
 };
 """
 FILES["tile_stream_tensor.cuh"] = r"""
-// Boxes of channels-last input by the copy engine: one thread asks for them.
+// Boxes of channels-last input by the copy engine: one thread asks for them. Of a gradient, chunk after chunk brings
+// the pixels of one residue of the stride, and then the next channels.
 
 #include "tile_stream_load.cuh"
 
@@ -7305,16 +7591,20 @@ __device__ __forceinline__ void stream_input(const StreamParams& stream, const T
   if (thread != 0) return;
   const TileParams& params = stream.tile;
   const BlockCells& cells = tile.cells;
-  int at[5] = {tile.rows.group * kShape.channels + tile.rank * kShape.block_chunks() * kShape.chunk_channels(),
-               box_begin(params, cells, 2), box_begin(params, cells, 1), box_begin(params, cells, 0), cells.first[0]};
+  constexpr int kGroups = kShape.all_plane_groups();
 #pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+  for (int index = 0; index < kShape.block_chunks(); ++index) {
+    const int chunk = tile.rank * kShape.block_chunks() + index;
+    const PlaneGroup plane = plane_group(chunk % kGroups);
+    int at[5] = {tile.rows.group * kShape.channels + chunk / kGroups * kShape.chunk_channels(),
+                 box_begin(params, cells, 2), box_begin(params, cells, 1), box_begin(params, cells, 0), cells.first[0]};
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) at[3 - axis] += kShape.group_residue(axis, plane.at[axis]);
     const unsigned full = barriers.input_full(place.slot);
     ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
     ptx::expect_bytes(full, kShape.box_bytes());
     ptx::copy_tensor(ring + place.slot * kShape.input_stage_bytes(), &stream.input, at, full);
     place.advance();
-    at[0] += kShape.chunk_channels();
   }
 }
 """
@@ -7511,8 +7801,22 @@ __device__ __forceinline__ PlaneGroup plane_group(int index) {
            index / kShape.plane_groups(2) % kShape.plane_groups(1), index % kShape.plane_groups(2)}};
 }
 
+// The tap of a gradient with which a box of one residue is multiplied for the `index`-th time; -1: none.
+__device__ __forceinline__ int plane_tap_of(const PlaneGroup& group, int index) {
+  int taps[3];
+#pragma unroll
+  for (int axis = 2; axis >= 0; --axis) {
+    const int count = kShape.plane_taps(axis, group.at[axis]);
+    taps[axis] = kShape.first_tap(axis, group.at[axis]) + index % count * kShape.phases[axis];
+    index /= count;
+  }
+  if (index > 0) return -1;
+  return (taps[0] * kShape.kernel[1] + taps[1]) * kShape.kernel[2] + taps[2];
+}
+
 // The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
 __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
+  if constexpr (kShape.plane_boxes()) return plane_tap_of(group, index);
   const int at[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
   bool exists = true;
   int found = 0;
