@@ -108,8 +108,8 @@ class CellList {
   // The same for cells that are read where they are, in register tiles of about the same height; job.offsets and
   // job.places as multiply_cells wants them. A panel is used for all cells before the next one.
   template <typename T>
-  void multiply(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::int64_t columns,
-                const Panels<T>& panels, MultiplyCells<T> job) const {
+  void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile, std::int64_t columns, const Panels<T>& panels,
+                MultiplyCells<T> job) const {
     const std::int64_t all = count();
     if (all == 0) return;
     const std::int64_t panel = tile.vectors * math.lanes;
