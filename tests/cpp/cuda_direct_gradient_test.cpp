@@ -66,6 +66,20 @@ TEST_F(EmulatedDirectGradient, Depthwise) {
   EXPECT_GE(depthwise, 2);
 }
 
+TEST_F(EmulatedDirectGradient, ChannelsLast) {
+  std::vector<Problem> problems;
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    for (Problem problem : {make(2, 24, 24, 24, {axis(5, 4, 2, 1), axis(7, 4, 2, 1)}),
+                            make(1, 8, 16, 2, {axis(3, 2, 2, 0), axis(4, 3, 1, 1), axis(5, 3, 2, 1)})}) {
+      problem.dtype = dtype;
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+      problems.push_back(problem);
+    }
+  }
+  check_some(problems);
+}
+
 TEST_F(EmulatedDirectGradient, RandomProblems) {
   int accepted = 0;
   const int wanted = test::takes_all() ? 20 : 4;

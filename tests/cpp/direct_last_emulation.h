@@ -18,6 +18,7 @@
 #pragma GCC system_header
 #define __device__
 #define __forceinline__ inline
+#define TCONV_LAST_ON_CPU
 
 namespace tconv::test {
 inline void require_whole(const void* pointer, std::size_t bytes) {
@@ -67,6 +68,7 @@ TCONV_EMULATE_LAST(tconv::cpu::BFloat16, float, tconv::cpu::to_float(value), tco
 }  // namespace last_bf16
 
 #undef TCONV_EMULATE_LAST
+#undef TCONV_LAST_ON_CPU
 #undef __forceinline__
 #undef __device__
 

@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
 
   if constexpr (kAcross.lanes > 0) {
     // (place, channel of the block), tap after tap
-    constexpr int kBlockChannels = kAcross.block_channels();
+    constexpr int kBlockChannels = kAcross.lanes > 0 ? kAcross.block_channels() : 1;  // an array, in either case
     __shared__ float lanes_sums[kAtOnce * kBlockChannels];
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) {

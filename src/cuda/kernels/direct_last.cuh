@@ -10,11 +10,11 @@
 // The config before this file states
 //   DirectType           F64, F32, F16 or BF16
 //   TCONV_LAST_CONFIG    the initialiser of a LastConfig
-// The code below is also compiled for the CPU by a test; kConfig and kGeometry are then variables, which is why sizes
-// are said by `const int`, not `constexpr`. Included once per element type, so without guards.
+// The code below is also compiled for the CPU by a test (TCONV_LAST_ON_CPU); kConfig and kGeometry are then variables,
+// which is why sizes are said by `const int`, not `constexpr`. Included once per element type, so without guards.
 #include "direct_last_params.cuh"
 
-#ifdef __CUDACC__
+#ifndef TCONV_LAST_ON_CPU
 #include "ptx.cuh"
 #include "types.cuh"
 constexpr LastConfig kConfig = TCONV_LAST_CONFIG;
@@ -32,7 +32,7 @@ namespace direct_last {
 using direct_taps::divide;
 using tconv_device::i64;
 
-#ifdef __CUDACC__
+#ifndef TCONV_LAST_ON_CPU
 template <typename Value, int kCount>
 struct alignas(kCount * sizeof(Value)) Vector {
   Value value[kCount];
@@ -59,10 +59,13 @@ struct Word<2> {
 // Channels that lie together.
 __device__ __forceinline__ void load_run(const Element* from, Element* values) {
   using Loaded = Word<kConfig.load* static_cast<int>(sizeof(Element))>::Type;
-  const Loaded word = __ldg(reinterpret_cast<const Loaded*>(from));
-  const auto& run = reinterpret_cast<const Vector<Element, kConfig.load>&>(word);
+  union {
+    Loaded word;
+    Vector<Element, kConfig.load> run;
+  } read;
+  read.word = __ldg(reinterpret_cast<const Loaded*>(from));
 #pragma unroll
-  for (int i = 0; i < kConfig.load; ++i) values[i] = run.value[i];
+  for (int i = 0; i < kConfig.load; ++i) values[i] = read.run.value[i];
 }
 
 __device__ __forceinline__ unsigned pack(F16, float low, float high) { return ptx::pack_f16(low, high); }
@@ -280,7 +283,7 @@ __device__ __forceinline__ void compute_thread(const LastArguments& a, int chann
 
 }  // namespace direct_last
 
-#ifdef __CUDACC__
+#ifndef TCONV_LAST_ON_CPU
 extern "C" __global__ void __launch_bounds__(kGeometry.threads, kConfig.min_blocks)
     tconv_direct_last(const __grid_constant__ LastArguments arguments) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
