@@ -4,7 +4,6 @@
 // depends on the layer alone (source channel, then tap), so neither threads nor blocking nor batch change a result.
 #include <algorithm>
 #include <cstdlib>
-#include <map>
 #include <type_traits>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "cpu/packing.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
+#include "cpu/reach.h"
 #include "cpu/results.h"
 #include "cpu/scratch.h"
 
@@ -99,6 +99,11 @@ class Correlate final : public Kernel {
       chunk_ =
           std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_.targets(targets), 1));
       chunk_ = even_parts(roles_.source_channels, chunk_);
+    }
+    // A small problem is one tile: what reaches what is found out beforehand.
+    if (channels_inside_ && tiling_.tiles() == 1 && blocking.target_blocks == 1 && tiling_.all_taps() > 0 && !empty_) {
+      const std::int64_t rows = packed_.tile_along_targets(math_ops<T>(), targets).rows;
+      reach_ = reach_of(tiling_.tile(0), rows, round_up(targets, kMostLanes));
     }
   }
 
@@ -194,10 +199,10 @@ class Correlate final : public Kernel {
     });
   }
 
-  Results<T> results_of(const MathOps<T>& math, const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {
+  Results<T> results_of(const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {
     Results<T> results;
     results.cells_are_columns = cells_are_columns_;
-    results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, math.lanes);
+    results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, kMostLanes);
     results.phase_size = results.row_size * (cells_are_columns_ ? block.targets : tile.length);
     results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
     if (tiling_.has_empty_phases()) {
@@ -215,7 +220,7 @@ class Correlate final : public Kernel {
     const MathOps<T>& math = math_ops<T>();
     const auto phases = tiling_.phases().size();
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
-    const Results<T> results = results_of(math, tile, block, memory);
+    const Results<T> results = results_of(tile, block, memory);
 
     const PackedSteps steps{sources * tiling_.plane_size(), 1};  // [channel][source lattice][line]
     T* const source = memory.source.get(chunk_ * steps.channel);
@@ -323,6 +328,11 @@ class Correlate final : public Kernel {
     }
   }
 
+  Reach reach_of(const Tile& tile, std::int64_t tile_rows, std::int64_t row_size) const {
+    return find_reach(tiling_, tile, tile_rows, {reads_in_place_ ? &roles_.source_strides : nullptr, cell_step_},
+                      {stores_in_place_ ? &roles_.target_strides : nullptr, row_size});
+  }
+
   // A tile where channels are innermost: cells are rows of the product as they are, and a tap is a distance. Taps that
   // read nothing but zeros are left out.
   void run_inside(const Tensors& tensors, const T* shared, const Tile& tile, const TargetBlock& block,
@@ -331,40 +341,18 @@ class Correlate final : public Kernel {
     const auto& phases = tiling_.phases();
     const auto size = packed_.tile_along_targets(math, block.targets);
     Results<T> results;
-    if (!stores_in_place_) results = results_of(math, tile, block, memory);
+    if (!stores_in_place_) results = results_of(tile, block, memory);
     T* const source = reads_in_place_
                           ? nullptr
                           : memory.source.get(cell_step_ * static_cast<std::int64_t>(tiling_.sources().size()) *
                                               tiling_.plane_size());
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_.targets(block.targets));
-    std::vector<std::map<std::vector<std::int64_t>, std::vector<Segment>>> segments;  // of each phase, by their taps
-    std::vector<std::vector<std::int64_t>> offsets;                                   // of each phase and tap
-    for (const PhaseTile& phase : phases) {
-      auto& by_taps = segments.emplace_back();
-      for (Segment& segment : reads_in_place_ ? tiling_.segments_of_tensor(tile, phase)
-                                              : tiling_.segments_of_line(tile, phase, size.rows)) {
-        by_taps[segment.taps].push_back(std::move(segment));
-      }
-      std::vector<std::int64_t>& distances = offsets.emplace_back();
-      for (const Tap& tap : phase.taps) {
-        const auto& lattice = tiling_.sources()[tap.source];
-        std::int64_t distance = (tap.source * tiling_.plane_size() + tap.offset) * cell_step_;
-        if (reads_in_place_) {
-          distance = begin_in_tensor(lattice, roles_.source_strides);
-          for (int a = 0; a < kSpatialAxes; ++a) {
-            distance += tap.shift[a] * lattice[a].step * roles_.source_strides[2 + a];
-          }
-        }
-        distances.push_back(distance);
-      }
-    }
-    const CellPlaces from = reads_in_place_ ? CellPlaces::in_tensor(tile, tiling_.sources()[0], roles_.source_strides)
-                                            : CellPlaces::on_line(tiling_, cell_step_);
+    Reach own_reach;
+    if (reach_.empty()) own_reach = reach_of(tile, size.rows, results.row_size);
+    const Reach& reach = reach_.empty() ? own_reach : reach_;
     const std::int64_t target = block.group * roles_.target_channels + block.first;
-    std::vector<std::int64_t> part_offsets;
-    std::vector<std::int64_t> part_places;
-    CellList list;
+    std::vector<std::int64_t> places;
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
@@ -381,43 +369,30 @@ class Correlate final : public Kernel {
         if (!stores_in_place_ && phases[p].taps.empty()) continue;
         MultiplyCells<T> job;
         job.depth = channels;
-        CellPlaces to;
         T* sums = nullptr;
         if constexpr (std::is_same_v<E, T>) {
           if (stores_in_place_) {
-            to = CellPlaces::in_tensor(tile, phases[p].lattice, roles_.target_strides);
             sums = tensors.target + target + begin_in_tensor(phases[p].lattice, roles_.target_strides);
             job.initial = tensors.bias == nullptr ? nullptr : tensors.bias + target;
           }
         }
-        if (sums == nullptr) {
-          to = CellPlaces::on_line(tiling_, results.row_size);
-          sums = results.sums + tiling_.slot(p) * results.phase_size;
-        }
+        if (sums == nullptr) sums = results.sums + tiling_.slot(p) * results.phase_size;
         const Panels<T> panels{weights + packed_.place_of_phase(block, channels, p),
                                static_cast<std::int64_t>(phases[p].taps.size()) * channels};
         job.a = cells;
         job.c = sums;
-        for (const auto& [taps, reached] : segments[p]) {
-          list.clear();
-          for (const Segment& segment : reached) {
-            list.add(from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis], segment.count);
-          }
-          part_offsets.clear();
-          part_places.clear();
-          for (const std::int64_t t : taps) {
-            part_offsets.push_back(offsets[p][t]);
-            part_places.push_back(t * channels);
-          }
-          const auto count = static_cast<std::int64_t>(taps.size());
+        for (const Reached& reached : reach[p]) {
+          places.clear();
+          for (const std::int64_t t : reached.taps) places.push_back(t * channels);
+          const auto count = static_cast<std::int64_t>(reached.taps.size());
           const std::int64_t parts = even_parts(count, kDepthInPlace / channels);
           // At least once: what no tap reaches is zero.
           for (std::int64_t t = 0; t == 0 || t < count; t += parts) {
-            job.offsets = part_offsets.data() + t;
-            job.places = part_places.data() + t;
+            job.offsets = reached.offsets.data() + t;
+            job.places = places.data() + t;
             job.parts = std::min(parts, count - t);
             job.accumulate = c > 0 || t > 0;
-            list.multiply(math, size, block.targets, panels, job);
+            reached.cells.multiply(math, size, block.targets, panels, job);
           }
         }
       }
@@ -440,6 +415,7 @@ class Correlate final : public Kernel {
   bool cells_are_columns_ = true;  // of the register tiles; otherwise target channels are
   std::int64_t cell_step_ = 1;
   bool shares_weights_ = false;
+  Reach reach_;  // of the only tile
   std::size_t workspace_bytes_ = 0;
 };
 

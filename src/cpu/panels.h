@@ -94,29 +94,26 @@ void multiply_panels(const MathOps<T>& math, const typename MathOps<T>::TileSize
 // Cells of a product one after the other: where each is in a and in c.
 class CellList {
  public:
-  void clear() {
-    a_.clear();
-    c_.clear();
-  }
   // `count` of them at equal distances.
   void add(std::int64_t a, std::int64_t a_step, std::int64_t c, std::int64_t c_step, std::int64_t count) {
+    c_.resize(a_.size());
     for (std::int64_t i = 0; i < count; ++i) {
       a_.push_back(a + i * a_step);
       c_.push_back(c + i * c_step);
     }
+    if (!c_.empty()) c_.resize(c_.size() + kMostCells, c_.back());  // what follows the last tile
   }
   std::int64_t count() const { return static_cast<std::int64_t>(a_.size()); }
 
   // The same for cells that are read where they are, in register tiles of about the same height; job.offsets and
   // job.places as multiply_cells wants them. A panel is used for all cells before the next one.
   template <typename T>
-  void multiply(const MathOps<T>& math, const typename MathOps<T>::TileSize& tile, std::int64_t columns,
-                const Panels<T>& panels, MultiplyCells<T> job) {
+  void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile, std::int64_t columns, const Panels<T>& panels,
+                MultiplyCells<T> job) const {
     const std::int64_t all = count();
     if (all == 0) return;
     const std::int64_t panel = tile.vectors * math.lanes;
     const std::int64_t tiles = (all + tile.rows - 1) / tile.rows;
-    c_.resize(all + kMostCells, c_.back());
     T* const c = job.c;
     const T* const initial = job.initial;
     for (std::int64_t n = 0; n < columns; n += panel) {
@@ -131,7 +128,6 @@ class CellList {
         math.multiply_cells[all * (i + 1) / tiles - m - 1][job.b_step / math.lanes - 1](job);
       }
     }
-    c_.resize(all);
   }
 
  private:

@@ -65,7 +65,7 @@ bool check(const Problem& problem, Tensors& tensors) {
 TEST(Winograd, RandomProblems) {
   Random random(61);
   int taken = 0;
-  const int count = test::cases(200);
+  const int count = test::cases(120);
   for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
     const Problem problem = random_layer(random);
     Tensors tensors(problem, random);
@@ -79,7 +79,7 @@ TEST(Winograd, EveryInstructionSet) {
   Random random(62);
   std::vector<Problem> problems;
   std::vector<Tensors> tensors;
-  for (int i = 0; i < test::cases(60); ++i) {
+  for (int i = 0; i < test::cases(36); ++i) {
     problems.push_back(random_layer(random));
     compute_exact(problems.back(), tensors.emplace_back(problems.back(), random));
   }

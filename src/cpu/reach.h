@@ -1,0 +1,61 @@
+// Which cells of a tile the same taps reach, where channels are innermost: rows of one product.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "cpu/cell_places.h"
+#include "cpu/panels.h"
+#include "cpu/tile.h"
+
+namespace tconv::cpu {
+
+// Where cells are: in a tensor of these strides or, without them, on a packed line, `step` apart.
+struct CellsAt {
+  const Strides* strides = nullptr;
+  std::int64_t step = 0;
+
+  CellPlaces places(const Tiling& tiling, const Tile& tile, const std::array<Lattice, kSpatialAxes>& lattice) const {
+    return strides != nullptr ? CellPlaces::in_tensor(tile, lattice, *strides) : CellPlaces::on_line(tiling, step);
+  }
+};
+
+struct Reached {
+  std::vector<std::int64_t> taps;     // of the phase
+  std::vector<std::int64_t> offsets;  // from a cell to what each of them reads
+  CellList cells;
+};
+using Reach = std::vector<std::vector<Reached>>;  // of each phase
+
+inline Reach find_reach(const Tiling& tiling, const Tile& tile, std::int64_t tile_rows, const CellsAt& source,
+                        const CellsAt& target) {
+  const CellPlaces from = source.places(tiling, tile, tiling.sources()[0]);
+  const auto distance = [&](const Tap& tap) {
+    if (source.strides == nullptr) return (tap.source * tiling.plane_size() + tap.offset) * source.step;
+    const auto& lattice = tiling.sources()[tap.source];
+    std::int64_t sum = begin_in_tensor(lattice, *source.strides);
+    for (int a = 0; a < kSpatialAxes; ++a) sum += tap.shift[a] * lattice[a].step * (*source.strides)[2 + a];
+    return sum;
+  };
+  Reach all;
+  for (const PhaseTile& phase : tiling.phases()) {
+    const CellPlaces to = target.places(tiling, tile, phase.lattice);
+    std::map<std::vector<std::int64_t>, CellList> by_taps;
+    for (const Segment& segment : source.strides != nullptr ? tiling.segments_of_tensor(tile, phase)
+                                                            : tiling.segments_of_line(tile, phase, tile_rows)) {
+      by_taps[segment.taps].add(from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis],
+                                segment.count);
+    }
+    auto& reached = all.emplace_back();
+    for (auto& [taps, cells] : by_taps) {
+      Reached& each = reached.emplace_back();
+      each.taps = taps;
+      each.cells = std::move(cells);
+      for (const std::int64_t t : taps) each.offsets.push_back(distance(phase.taps[t]));
+    }
+  }
+  return all;
+}
+
+}  // namespace tconv::cpu
