@@ -59,10 +59,6 @@ std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
   return lengths;
 }
 
-// Cells of a sample that are worth a box of their own beside those of other samples: of shorter parts, copies and
-// stores were found to cost more than full columns gain.
-constexpr int kLongPart = 40;
-
 std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
   const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(problem, 0),
                                             tile_cells(problem, 1), tile_cells(problem, 2)};
@@ -77,23 +73,33 @@ std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int co
     while (length < columns && fits_length(static_cast<int>(length + 1))) ++length;
     return length;
   };
+  // The share of the columns that are cells of the problem.
+  const auto filled = [&](const CellTile& tile) {
+    double share = 1.0 / columns;
+    for (std::size_t i = 0; i < size.size(); ++i)
+      share *= static_cast<double>(size[i]) / static_cast<double>(ceil_div(size[i], tile[i]));
+    return share;
+  };
   std::vector<CellTile> tiles;
+  std::vector<CellTile> parts;  // of several samples
+  double best = 0;
   for (const int w : cut_lengths(size[3], columns)) {
     if (w < std::min<std::int64_t>(size[3], 16)) continue;  // rows of memory in useful lengths
     for (const int h : cut_lengths(size[2], most([&](int length) { return fits(1, 1, length, w); }))) {
       for (const int d : cut_lengths(size[1], most([&](int length) { return fits(1, length, h, w); }))) {
         if (!fits(1, d, h, w)) continue;
-        int n = 1;  // several samples only when each is whole, or where a long part of one would leave columns empty
+        const int n = static_cast<int>(std::min(size[0], most([&](int length) { return fits(length, d, h, w); })));
         const bool whole = d == size[1] && h == size[2] && w == size[3];
-        const int cells = d * h * w;
-        const bool leaves_empty = cells >= kLongPart && cells * 100 < static_cast<int>(round_up(cells, 64)) * 85;
-        if (whole || (leaves_empty && fits(2, d, h, w))) {
-          n = static_cast<int>(std::min(size[0], most([&](int length) { return fits(length, d, h, w); })));
-        }
-        tiles.push_back({n, d, h, w});
+        tiles.push_back({whole ? n : 1, d, h, w});
+        best = std::max(best, filled(tiles.back()));
+        const bool long_rows = w % 16 == 0 || (w == size[3] && w > 8);
+        if (!whole && n > 1 && long_rows) parts.push_back({n, d, h, w});
       }
     }
   }
+  // Parts of samples are short pieces to copy and to store: only where nothing else fills the columns.
+  constexpr double kFull = 0.85;
+  if (best < kFull) tiles.insert(tiles.end(), parts.begin(), parts.end());
   return tiles;
 }
 
