@@ -642,9 +642,9 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0,
-    false, 3, 4, 1, 5, 1, false, 2147483647, 0, 1, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false,
-    false, false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
+    4, 1, 5, 1, false, 2147483647, 0, 1, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
@@ -676,9 +676,9 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0,
-    false, 3, 4, 1, 5, 1, false, 2147483647, 0, 1, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false,
-    false, false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
+    4, 1, 5, 1, false, 2147483647, 0, 1, 1, 8, 1, 1, 1, 1, 2, 9, 0, true, 3, true, false, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
@@ -772,8 +772,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 2, 4, 1, 2, 4,
-    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 2, 4, 1, 2, 4, 1, 2,
+    15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
@@ -790,8 +790,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 2, 4, 1, 2, 4,
-    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 2, 4, 1, 2, 4, 1, 2,
+    15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
@@ -980,9 +980,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0,
-    false, 3, 4, 1, 5, 1, true, 264, 0, 1, 1, 8, 1, 1, 1, 1, 2, 6, 0, true, 2, true, false, true, false, false,
-    false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
+    4, 1, 5, 1, true, 264, 0, 1, 1, 8, 1, 1, 1, 1, 2, 6, 0, true, 2, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
@@ -1014,9 +1013,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0,
-    false, 3, 4, 1, 5, 1, true, 264, 0, 1, 1, 8, 1, 1, 1, 1, 2, 6, 0, true, 2, true, false, true, false, false,
-    false};
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 28}, 40, true, true, 40, 4, 0, 3,
+    4, 1, 5, 1, true, 264, 0, 1, 1, 8, 1, 1, 1, 1, 2, 6, 0, true, 2, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
@@ -1110,8 +1108,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 6, 40}, 32, true, true, 32, 4, 2, false, 2, 2, 1, 5, -1, true, 132, 0, 4, 1, 16, 1, 2, 1, 1, 2,
-    15, 0, true, 1, true, false, true, false, false, false};
+    1, 1}, {1, 1, 6, 40}, 32, true, true, 32, 4, 2, 2, 2, 1, 5, -1, true, 132, 0, 4, 1, 16, 1, 2, 1, 1, 2, 15, 0,
+    true, 1, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136,
     2148, 2160, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1143,8 +1141,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 6, 40}, 32, true, true, 32, 4, 2, false, 2, 2, 1, 5, -1, true, 132, 0, 4, 1, 16, 1, 2, 1, 1, 2,
-    15, 0, true, 1, true, false, true, false, false, false};
+    1, 1}, {1, 1, 6, 40}, 32, true, true, 32, 4, 2, 2, 2, 1, 5, -1, true, 132, 0, 4, 1, 16, 1, 2, 1, 1, 2, 15, 0,
+    true, 1, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136,
     2148, 2160, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1349,8 +1347,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false,
-    false, false};
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1368,8 +1366,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false,
-    false, false};
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1448,8 +1446,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4,
-    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2,
+    15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1466,8 +1464,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4,
-    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2,
+    15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1641,8 +1639,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false,
-    false, false};
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1660,8 +1658,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false,
-    false, false};
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, false, false, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1740,8 +1738,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4,
-    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2,
+    15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1758,8 +1756,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4,
-    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 2, 4, 1, 2,
+    15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -2864,10 +2862,6 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], uns
                : "memory");
 }
 
-// The first `bytes` of 16, and zeros.
-__device__ __forceinline__ void copy_16_async(unsigned shared, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
-}
 __device__ __forceinline__ void copy_16_async(unsigned shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
@@ -5802,7 +5796,6 @@ struct TileShape {
   int row_unit;
   int granule;      // elements of one copy of the input
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
-  bool odd_rows;    // it even differs from row to row: rows begin anywhere, copies where 16 bytes do
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
   // A gradient that streams rows as they lie may take `window` neighbouring taps of the width as depth, as if each were
@@ -6676,10 +6669,8 @@ struct CellTeam {
   int first_column;
   static constexpr int depth_team = 0;
 
-  __device__ __forceinline__ CellTeam(const TileParams& params, const TilePlace& tile) {
-    const BlockCells& cells = tile.cells;
+  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
     const int lane = threadIdx.x % 32;
-    const int first_channel = tile.rows.group * kShape.read_channels() + lane % 4;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
@@ -6699,10 +6690,8 @@ struct CellTeam {
                                                    : column(i) + half * 8;
         const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
-        const int lead =
-            kShape.odd_rows ? odd_row_lead(params, cells, place.at, first_channel) : box_lead(params, cells);
-        at[i][half] = channel + lead * kShape.element_bytes + w * kShape.cell_step(2) * kShape.box_step(2) +
-                      h * kShape.cell_step(1) * kShape.box_step(1) +
+        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
+                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
       }
     }
@@ -7063,7 +7052,7 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
   ptx::take_registers<kShape.multiplying_registers()>();
   StreamReader reader{barriers, input_ring, weight_ring};
   for_each_tile([&](int tile) {
-    CellTeam team(params, TilePlace(params, tile));
+    CellTeam team(params, TilePlace(params, tile).cells);
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
@@ -7086,16 +7075,7 @@ __device__ __forceinline__ const TileParams& tile_params(const StreamParams& par
 
 // Where copies begin along an axis.
 __device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
-  return box_begin(params, cells, axis) - (axis == 2 && !kShape.odd_rows ? box_lead(params, cells) : 0);
-}
-
-// Elements from the first one of the input to the end of the last.
-__device__ __forceinline__ long long tensor_reach(const TileParams& params) {
-  long long last = (params.batch - 1) * params.input_strides[0] +
-                   (static_cast<long long>(params.groups) * kShape.read_channels() - 1) * params.input_strides[1];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) last += (params.input_size[axis] - 1) * params.input_strides[2 + axis];
-  return last + 1;
+  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
 }
 
 // The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
@@ -7115,7 +7095,6 @@ struct InputCopies {
 
   unsigned source[kPerThread];  // in bytes from the box's first element
   unsigned target[kPerThread];
-  unsigned piece_bytes[kPerThread];  // odd rows: from where the row's copies begin, `source` being the row
   int first_channel;
 
   __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
@@ -7139,20 +7118,19 @@ struct InputCopies {
                static_cast<unsigned>(params.input_size[axis]);
       };
       const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
-                          inside(0, d) && inside(1, h) && (kShape.odd_rows || inside(2, w));
+                          inside(0, d) && inside(1, h) && inside(2, w);
       // Inside a chunk's box, distances are 32-bit: the planner sees to that.
       const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
-      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + (kShape.odd_rows ? 0 : w * stride(4)) +
+      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + w * stride(4) +
                                 (slab * kShape.vector() + first_channel) * stride(1);
-      piece_bytes[i] = w * kShape.element_bytes;
       source[i] = exists ? position * kShape.element_bytes : kOutside;
       target[i] += first_channel * kShape.channel_pitch();
     }
   }
 
-  // `base`: the box's first element in the chunk's first channel; `end`: of the tensor.
-  __device__ __forceinline__ void copy(const Element* base, const Element* end, long long channel_bytes,
-                                       int channels_left, unsigned stage, int thread) const {
+  // `base`: the box's first element in the chunk's first channel.
+  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
+                                       int thread) const {
     if (kAtOnce > 1 && first_channel >= kAtOnce) return;
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
     // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
@@ -7166,17 +7144,7 @@ struct InputCopies {
       for (int i = 0; i < kPerThread; ++i) {
         if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
         const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
-        if constexpr (kShape.odd_rows) {
-          const char* const row = from + (wanted ? source[i] : 0);
-          const char* const piece = row - (reinterpret_cast<unsigned long long>(row) & 15) + piece_bytes[i];
-          const long long left = reinterpret_cast<const char*>(end) - piece;
-          ptx::copy_16_async(stage + target[i], piece,
-                             !wanted || left < 0 ? 0
-                             : left < 16         ? static_cast<int>(left)
-                                                 : 16);
-        } else {
-          ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
-        }
+        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
       }
       stage += kAtOnce * kShape.channel_pitch();
       from += kAtOnce * channel_bytes;
@@ -7196,12 +7164,11 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Til
       (static_cast<long long>(tile.rows.group) * kShape.read_channels() + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
-  const Element* const end = static_cast<const Element*>(params.input) + tensor_reach(params);
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
     ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
-    copies.copy(base, end, channel_bytes, kShape.read_channels() - channel,
-                ring + place.slot * kShape.input_stage_bytes(), thread);
+    copies.copy(base, channel_bytes, kShape.read_channels() - channel, ring + place.slot * kShape.input_stage_bytes(),
+                thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
     channel += kShape.chunk_read_channels();
@@ -7269,16 +7236,6 @@ __device__ __forceinline__ int box_begin(const TileParams& params, const BlockCe
 __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
   if (kShape.lead >= 0) return kShape.lead;
   return box_begin(params, cells, 2) & (kShape.granule - 1);
-}
-// The same for rows that begin anywhere, for a row of the box in a channel of the tensor. Channels of a whole vector
-// further it is the same; only the last bits of places count.
-__device__ __forceinline__ int odd_row_lead(const TileParams& params, const BlockCells& cells, const int (&cell)[4],
-                                            int channel) {
-  const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
-  unsigned place = (cells.first[0] + cell[0]) * stride(0) + channel * stride(1) + box_begin(params, cells, 2);
-#pragma unroll
-  for (int axis = 0; axis < 2; ++axis) place += (box_begin(params, cells, axis) + cell[1 + axis]) * stride(2 + axis);
-  return static_cast<int>(place & (kShape.granule - 1));
 }
 // How many distances a block's chunk is multiplied at. Where that differs, each block begins with the first residue.
 __device__ __forceinline__ int chunk_backs([[maybe_unused]] int chunk) {

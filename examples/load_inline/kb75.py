@@ -705,8 +705,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1,
-    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2,
+    15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
@@ -723,8 +723,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1,
-    1, 2, 15, 3, true, 2, true, false, false, false, false, false};
+    1, 3}, {1, 1, 8, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2,
+    15, 3, true, 2, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 179, 358, 1, 180, 17, 196, 375, 18, 197, 34, 213, 392, 35, 214, };
@@ -898,8 +898,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, false, 2, 2, 1, 5, -1, true, 264, 0, 4, 1, 16, 1, 1, 1, 1, 2,
-    15, 0, true, 2, true, false, true, false, false, false};
+    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 2, 1, 5, -1, true, 264, 0, 4, 1, 16, 1, 1, 1, 1, 2, 15, 0,
+    true, 2, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
@@ -929,8 +929,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, false, 2, 2, 1, 5, -1, true, 264, 0, 4, 1, 16, 1, 1, 1, 1, 2,
-    15, 0, true, 2, true, false, true, false, false, false};
+    1, 3}, {1, 1, 8, 16}, 16, true, true, 16, 2, 0, 2, 2, 1, 5, -1, true, 264, 0, 4, 1, 16, 1, 1, 1, 1, 2, 15, 0,
+    true, 2, true, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 4, 8, 12, 16, 400, 404, 408, 412, 416, 800, 804, 808, 812, 816, };
@@ -1179,8 +1179,8 @@ namespace grad_input_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1, 4, 1,
-    1, 2, 15, 3, true, 2, false, false, false, false, false, false};
+    1, 3}, {1, 1, 4, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 2, 1, 4, 1, 1, 2,
+    15, 3, true, 2, false, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 107, 214, 1, 108, 17, 124, 231, 18, 125, 34, 141, 248, 35, 142, };
@@ -1327,8 +1327,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1,
-    1, 2, 15, 3, true, 1, true, false, false, false, false, false};
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1, 1, 2,
+    15, 3, true, 1, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
@@ -1345,8 +1345,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 16, 8, {1, 3, 5}, {1, 2, 3}, {1, 2, 1},
     false, true, {1, 3, 2}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 3}, {1,
-    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, false, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1,
-    1, 2, 15, 3, true, 1, true, false, false, false, false, false};
+    1, 3}, {1, 1, 16, 16}, 8, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 1, 4, 1, 8, 1, 1, 2,
+    15, 3, true, 1, true, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 315, 630, 1, 316, 17, 332, 647, 18, 333, 34, 349, 664, 35, 350, };
@@ -3327,10 +3327,6 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], uns
                : "memory");
 }
 
-// The first `bytes` of 16, and zeros.
-__device__ __forceinline__ void copy_16_async(unsigned shared, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
-}
 __device__ __forceinline__ void copy_16_async(unsigned shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
@@ -6134,7 +6130,6 @@ struct TileShape {
   int row_unit;
   int granule;      // elements of one copy of the input
   int lead;         // elements by which the copies of a row begin before the box; -1: that differs
-  bool odd_rows;    // it even differs from row to row: rows begin anywhere, copies where 16 bytes do
   int input_ring;   // chunks of input in shared memory
   int weight_ring;  // stages of weights
   // A gradient that streams rows as they lie may take `window` neighbouring taps of the width as depth, as if each were
@@ -7008,10 +7003,8 @@ struct CellTeam {
   int first_column;
   static constexpr int depth_team = 0;
 
-  __device__ __forceinline__ CellTeam(const TileParams& params, const TilePlace& tile) {
-    const BlockCells& cells = tile.cells;
+  __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
     const int lane = threadIdx.x % 32;
-    const int first_channel = tile.rows.group * kShape.read_channels() + lane % 4;
     const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
     first_column = team * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
@@ -7031,10 +7024,8 @@ struct CellTeam {
                                                    : column(i) + half * 8;
         const CellPlace place = cell_place(named);
         const auto& [n, d, h, w] = place.at;
-        const int lead =
-            kShape.odd_rows ? odd_row_lead(params, cells, place.at, first_channel) : box_lead(params, cells);
-        at[i][half] = channel + lead * kShape.element_bytes + w * kShape.cell_step(2) * kShape.box_step(2) +
-                      h * kShape.cell_step(1) * kShape.box_step(1) +
+        at[i][half] = channel + box_lead(params, cells) * kShape.element_bytes +
+                      w * kShape.cell_step(2) * kShape.box_step(2) + h * kShape.cell_step(1) * kShape.box_step(1) +
                       (d * kShape.cell_step(0) + n * kShape.box(0)) * kShape.box_step(0);
       }
     }
@@ -7395,7 +7386,7 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
   ptx::take_registers<kShape.multiplying_registers()>();
   StreamReader reader{barriers, input_ring, weight_ring};
   for_each_tile([&](int tile) {
-    CellTeam team(params, TilePlace(params, tile));
+    CellTeam team(params, TilePlace(params, tile).cells);
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
@@ -7418,16 +7409,7 @@ __device__ __forceinline__ const TileParams& tile_params(const StreamParams& par
 
 // Where copies begin along an axis.
 __device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
-  return box_begin(params, cells, axis) - (axis == 2 && !kShape.odd_rows ? box_lead(params, cells) : 0);
-}
-
-// Elements from the first one of the input to the end of the last.
-__device__ __forceinline__ long long tensor_reach(const TileParams& params) {
-  long long last = (params.batch - 1) * params.input_strides[0] +
-                   (static_cast<long long>(params.groups) * kShape.read_channels() - 1) * params.input_strides[1];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) last += (params.input_size[axis] - 1) * params.input_strides[2 + axis];
-  return last + 1;
+  return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
 }
 
 // The copies of a thread: some places of the box, the same in every chunk, each for every channel (channels-last: for
@@ -7447,7 +7429,6 @@ struct InputCopies {
 
   unsigned source[kPerThread];  // in bytes from the box's first element
   unsigned target[kPerThread];
-  unsigned piece_bytes[kPerThread];  // odd rows: from where the row's copies begin, `source` being the row
   int first_channel;
 
   __device__ __forceinline__ InputCopies(const TileParams& params, const BlockCells& cells, int thread) {
@@ -7471,20 +7452,19 @@ struct InputCopies {
                static_cast<unsigned>(params.input_size[axis]);
       };
       const bool exists = place < kPlaces && first_channel < kAtOnce && cells.first[0] + n < params.batch &&
-                          inside(0, d) && inside(1, h) && (kShape.odd_rows || inside(2, w));
+                          inside(0, d) && inside(1, h) && inside(2, w);
       // Inside a chunk's box, distances are 32-bit: the planner sees to that.
       const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
-      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + (kShape.odd_rows ? 0 : w * stride(4)) +
+      const unsigned position = n * stride(0) + d * stride(2) + h * stride(3) + w * stride(4) +
                                 (slab * kShape.vector() + first_channel) * stride(1);
-      piece_bytes[i] = w * kShape.element_bytes;
       source[i] = exists ? position * kShape.element_bytes : kOutside;
       target[i] += first_channel * kShape.channel_pitch();
     }
   }
 
-  // `base`: the box's first element in the chunk's first channel; `end`: of the tensor.
-  __device__ __forceinline__ void copy(const Element* base, const Element* end, long long channel_bytes,
-                                       int channels_left, unsigned stage, int thread) const {
+  // `base`: the box's first element in the chunk's first channel.
+  __device__ __forceinline__ void copy(const Element* base, long long channel_bytes, int channels_left, unsigned stage,
+                                       int thread) const {
     if (kAtOnce > 1 && first_channel >= kAtOnce) return;
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
     // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
@@ -7498,17 +7478,7 @@ struct InputCopies {
       for (int i = 0; i < kPerThread; ++i) {
         if (kPlaces % kInputThreads != 0 && kAtOnce == 1 && thread + i * kInputThreads >= kPlaces) break;
         const bool wanted = source[i] != kOutside && (kWholeChunks || channel < channels_left);
-        if constexpr (kShape.odd_rows) {
-          const char* const row = from + (wanted ? source[i] : 0);
-          const char* const piece = row - (reinterpret_cast<unsigned long long>(row) & 15) + piece_bytes[i];
-          const long long left = reinterpret_cast<const char*>(end) - piece;
-          ptx::copy_16_async(stage + target[i], piece,
-                             !wanted || left < 0 ? 0
-                             : left < 16         ? static_cast<int>(left)
-                                                 : 16);
-        } else {
-          ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
-        }
+        ptx::copy_async<kPieceBytes>(stage + target[i], from + source[i], wanted);
       }
       stage += kAtOnce * kShape.channel_pitch();
       from += kAtOnce * channel_bytes;
@@ -7528,12 +7498,11 @@ __device__ __forceinline__ void stream_input(const TileParams& params, const Til
       (static_cast<long long>(tile.rows.group) * kShape.read_channels() + channel) * params.input_strides[1];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) base += copy_begin(params, cells, axis) * params.input_strides[2 + axis];
-  const Element* const end = static_cast<const Element*>(params.input) + tensor_reach(params);
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
     ptx::wait_barrier(barriers.input_empty(place.slot), place.parity ^ 1);
-    copies.copy(base, end, channel_bytes, kShape.read_channels() - channel,
-                ring + place.slot * kShape.input_stage_bytes(), thread);
+    copies.copy(base, channel_bytes, kShape.read_channels() - channel, ring + place.slot * kShape.input_stage_bytes(),
+                thread);
     ptx::arrive_after_copies(barriers.input_full(place.slot));
     place.advance();
     channel += kShape.chunk_read_channels();
@@ -7601,16 +7570,6 @@ __device__ __forceinline__ int box_begin(const TileParams& params, const BlockCe
 __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
   if (kShape.lead >= 0) return kShape.lead;
   return box_begin(params, cells, 2) & (kShape.granule - 1);
-}
-// The same for rows that begin anywhere, for a row of the box in a channel of the tensor. Channels of a whole vector
-// further it is the same; only the last bits of places count.
-__device__ __forceinline__ int odd_row_lead(const TileParams& params, const BlockCells& cells, const int (&cell)[4],
-                                            int channel) {
-  const auto stride = [&](int dimension) { return static_cast<unsigned>(params.input_strides[dimension]); };
-  unsigned place = (cells.first[0] + cell[0]) * stride(0) + channel * stride(1) + box_begin(params, cells, 2);
-#pragma unroll
-  for (int axis = 0; axis < 2; ++axis) place += (box_begin(params, cells, axis) + cell[1 + axis]) * stride(2 + axis);
-  return static_cast<int>(place & (kShape.granule - 1));
 }
 // How many distances a block's chunk is multiplied at. Where that differs, each block begins with the first residue.
 __device__ __forceinline__ int chunk_backs([[maybe_unused]] int chunk) {
