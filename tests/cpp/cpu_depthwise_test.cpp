@@ -56,32 +56,12 @@ bool check(const Problem& problem, Tensors& tensors) {
 
 TEST(Depthwise, RandomProblems) {
   Random random(41);
-  int taken = 0;
-  const int count = test::cases(600);
-  for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
-    const Problem problem = random_depthwise(random);
-    Tensors tensors(problem, random);
-    compute_exact(problem, tensors);
-    taken += check(problem, tensors) ? 1 : 0;
-  }
-  EXPECT_GE(taken, count / 3) << "of " << count;
+  test::check_random_problems(random, test::cases(600), 3, random_depthwise, check);
 }
 
 TEST(Depthwise, EveryInstructionSet) {
   Random random(42);
-  std::vector<Problem> problems;
-  std::vector<Tensors> tensors;
-  for (int i = 0; i < test::cases(60); ++i) {
-    problems.push_back(random_depthwise(random));
-    compute_exact(problems.back(), tensors.emplace_back(problems.back(), random));
-  }
-  for (const std::string& name : cpu::target_names()) {
-    const Target target(name);
-    SCOPED_TRACE(name);
-    int taken = 0;
-    for (std::size_t i = 0; i < problems.size(); ++i) taken += check(problems[i], tensors[i]) ? 1 : 0;
-    EXPECT_GE(taken, static_cast<int>(problems.size()) / 4);
-  }
+  test::check_every_target(random, test::cases(60), 4, random_depthwise, check);
 }
 
 Problem image_layer(Direction direction, std::int64_t batch) {

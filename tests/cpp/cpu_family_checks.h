@@ -21,6 +21,38 @@ class Target {
   Target& operator=(const Target&) = delete;
 };
 
+// Layers that `draw` makes, `count` of them, each judged by `check`, which is false where the family declines: one in
+// `share` at least must not.
+template <typename Draw, typename Check>
+void check_random_problems(Random& random, int count, int share, const Draw& draw, const Check& check) {
+  int taken = 0;
+  for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
+    const Problem problem = draw(random);
+    Tensors tensors(problem, random);
+    compute_exact(problem, tensors);
+    taken += check(problem, tensors) ? 1 : 0;
+  }
+  EXPECT_GE(taken, count / share) << "of " << count;
+}
+
+// The same layers by every instruction set of the machine.
+template <typename Draw, typename Check>
+void check_every_target(Random& random, int count, int share, const Draw& draw, const Check& check) {
+  std::vector<Problem> problems;
+  std::vector<Tensors> tensors;
+  for (int i = 0; i < count; ++i) {
+    problems.push_back(draw(random));
+    compute_exact(problems.back(), tensors.emplace_back(problems.back(), random));
+  }
+  for (const std::string& name : cpu::target_names()) {
+    const Target target(name);
+    SCOPED_TRACE(name);
+    int taken = 0;
+    for (std::size_t i = 0; i < problems.size(); ++i) taken += check(problems[i], tensors[i]) ? 1 : 0;
+    EXPECT_GE(taken, count / share);
+  }
+}
+
 inline Execution on_threads(int threads) {
   Execution execution;
   execution.parallel_for = [threads](std::int64_t count, std::int64_t /*grain*/, const ParallelBody& body) {

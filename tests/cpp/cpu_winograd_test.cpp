@@ -64,32 +64,12 @@ bool check(const Problem& problem, Tensors& tensors) {
 
 TEST(Winograd, RandomProblems) {
   Random random(61);
-  int taken = 0;
-  const int count = test::cases(120);
-  for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
-    const Problem problem = random_layer(random);
-    Tensors tensors(problem, random);
-    compute_exact(problem, tensors);
-    taken += check(problem, tensors) ? 1 : 0;
-  }
-  EXPECT_GE(taken, count / 10) << "of " << count;
+  test::check_random_problems(random, test::cases(120), 10, random_layer, check);
 }
 
 TEST(Winograd, EveryInstructionSet) {
   Random random(62);
-  std::vector<Problem> problems;
-  std::vector<Tensors> tensors;
-  for (int i = 0; i < test::cases(36); ++i) {
-    problems.push_back(random_layer(random));
-    compute_exact(problems.back(), tensors.emplace_back(problems.back(), random));
-  }
-  for (const std::string& name : cpu::target_names()) {
-    const Target target(name);
-    SCOPED_TRACE(name);
-    int taken = 0;
-    for (std::size_t i = 0; i < problems.size(); ++i) taken += check(problems[i], tensors[i]) ? 1 : 0;
-    EXPECT_GE(taken, static_cast<int>(problems.size()) / 12);
-  }
+  test::check_every_target(random, test::cases(36), 12, random_layer, check);
 }
 
 // `taps` of each phase along height and width.
