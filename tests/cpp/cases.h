@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 namespace tconv::test {
 
@@ -20,6 +21,14 @@ constexpr int cases(int count) {
 inline bool takes_all() {
   const char* const value = std::getenv("TCONV_TEST_ALL_KERNELS");
   return value != nullptr && std::string_view(value) == "1";
+}
+
+// One in `step` of a list, or the whole list.
+template <typename T>
+std::vector<T> shortened(const std::vector<T>& list, std::size_t step) {
+  std::vector<T> some;
+  for (std::size_t i = 0; i < list.size(); i += takes_all() ? 1 : step) some.push_back(list[i]);
+  return some;
 }
 
 }  // namespace tconv::test
