@@ -38,13 +38,12 @@ int reach(const TensorBoxes& boxes, int i) { return (boxes.box[i] - 1) * boxes.s
 bool can_map(const TensorBoxes& boxes) {
   constexpr std::uint64_t kMostStride = 1ULL << 40U;
   constexpr int kMostBox = 256;
-  constexpr int kMostStep = 8;
   const int row_bytes = boxes.box[0] * boxes.element_bytes;
   if (row_bytes != 32 && row_bytes != 64 && row_bytes != 128) return false;
   for (int i = 0; i < kDimensions; ++i) {
     if (boxes.sizes[i] < 1 || boxes.sizes[i] >= 1LL << 32U || boxes.box[i] < 1 || reach(boxes, i) > kMostBox)
       return false;
-    if (boxes.steps[i] < 1 || boxes.steps[i] > kMostStep) return false;
+    if (boxes.steps[i] < 1 || boxes.steps[i] > kMostBoxStep) return false;
   }
   for (const std::uint64_t stride : byte_strides(boxes).of) {
     if (stride == 0 || stride % 16 != 0 || stride >= kMostStride) return false;

@@ -5,6 +5,8 @@ struct TensorMap;  // kernels/tile_params.cuh
 
 namespace tconv::cuda {
 
+inline constexpr int kMostBoxStep = 8;  // that the copy engine takes from one element of a box to the next
+
 // Boxes of a tensor of five dimensions, the fastest one, whose elements are neighbours, first.
 struct TensorBoxes {
   const void* address = nullptr;  // a multiple of 16

@@ -41,9 +41,9 @@ TileShape base_shape(const Problem& problem) {
     shape.dilation[a] = static_cast<int>(axis.dilation);
     shape.phases[a] = shape.planes[a] = 1;
     shape.back_step[a] = axis.stride == 1 ? shape.dilation[a] : 1;
-    shape.window_taps = shape.kernel[a];
     shape.backs[a] = static_cast<int>(-site_of(axis, axis.kernel - 1).shift) / shape.back_step[a] + 1;
   }
+  shape.window_taps = shape.kernel[2];
   const Strides& input_strides = tile_input_strides(problem);
   shape.input_channels_last = input_strides[1] == 1 && shape.channels * problem.groups > 1;
   shape.output_channels_last = tile_output_strides(problem)[1] == 1 && shape.out_channels * problem.groups > 1;

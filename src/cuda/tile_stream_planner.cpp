@@ -195,10 +195,9 @@ bool set_tensor_copies(TileShape& shape, std::int64_t groups) {
 
 // Boxes of one residue of a gradient's stride each, where the copy engine can take such steps.
 bool set_plane_boxes(TileShape& shape, std::int64_t groups) {
-  constexpr int kMostStep = 8;
   TileShape split = shape;
   for (int a = 0; a < kSpatialAxes; ++a) {
-    if (shape.stride[a] > kMostStep) return false;
+    if (shape.stride[a] > kMostBoxStep) return false;
     split.planes[a] = 1;
   }
   if (!set_tensor_copies(split, groups)) return false;
