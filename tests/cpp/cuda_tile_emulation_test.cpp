@@ -71,6 +71,22 @@ struct EmulatedTile : testing::Test {
     EXPECT_GE(in_place, 1);
   }
 
+  // One streaming cut of every kind, of those that `wanted` does not leave out.
+  template <typename Wanted, typename Kind>
+  void check_streams(const Problem& problem, const Wanted& wanted, const Kind& kind_of) {
+    SCOPED_TRACE(to_string(problem));
+    const test::EmulatedCase data(problem, random);
+    std::set<decltype(kind_of(TileShape{}))> kinds;
+    for (TileCandidate candidate : tile_candidates(problem, test::gpu(90))) {
+      TileShape& shape = candidate.shape;
+      if (!shape.streams || !wanted(shape) || !kinds.insert(kind_of(shape)).second) continue;
+      if (shape.stays) shape.most_blocks = 2;
+      vectors += shape.store_vector > 0 ? 1 : 0;
+      EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90), candidate)), "");
+    }
+    EXPECT_FALSE(kinds.empty());
+  }
+
   int in_place = 0;
   int streams = 0;
   int stacks = 0;
@@ -174,18 +190,13 @@ TEST_F(EmulatedTile, GradientByPlaneBoxes) {
     const Problem& dense = problems[i];
     Problem problem = in(dense, dense.dtype, dense.dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
     problem.direction = Direction::grad_input;
-    SCOPED_TRACE(to_string(problem));
-    const test::EmulatedCase data(problem, random);
-    std::set<std::array<bool, 3>> kinds;
-    for (TileCandidate candidate : tile_candidates(problem, test::gpu(90))) {
-      TileShape& shape = candidate.shape;
-      if (!shape.streams) continue;
+    const auto all = [](const TileShape& shape) {
       EXPECT_TRUE(shape.plane_boxes());
-      if (!kinds.insert({shape.stays, shape.tile[0] > 1, shape.column_teams > 1}).second) continue;
-      if (shape.stays) shape.most_blocks = 2;
-      EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90), candidate)), "");
-    }
-    EXPECT_FALSE(kinds.empty());
+      return true;
+    };
+    check_streams(problem, all, [](const TileShape& shape) {
+      return std::array{shape.stays, shape.tile[0] > 1, shape.column_teams > 1};
+    });
   }
 }
 
@@ -201,21 +212,11 @@ TEST_F(EmulatedTile, VectorsOfCells) {
       in(make(1, 64, 128, 1, {axis(72, 1, 1, 0)}), DType::bf16),
   };
   const std::size_t count = test::takes_all() ? problems.size() : 1;
-  for (std::size_t i = 0; i < count; ++i) {
-    const test::EmulatedCase data(problems[i], random);
-    std::set<std::array<bool, 4>> kinds;
-    for (TileCandidate candidate : tile_candidates(problems[i], test::gpu(90))) {
-      TileShape& shape = candidate.shape;
-      if (!shape.names_vectors()) continue;
-      const std::array<bool, 4> kind = {shape.stays, shape.stacks_tiles(), shape.column_teams > 1,
-                                        shape.store_vector > 0};
-      if (!kinds.insert(kind).second) continue;
-      vectors += shape.store_vector > 0 ? 1 : 0;
-      if (shape.stays) shape.most_blocks = 2;
-      EXPECT_EQ(data.fails(propose_tile(problems[i], test::gpu(90), candidate)), "") << to_string(problems[i]);
-    }
-    EXPECT_FALSE(kinds.empty());
-  }
+  const auto wanted = [](const TileShape& shape) { return shape.names_vectors(); };
+  const auto kind = [](const TileShape& shape) {
+    return std::array{shape.stays, shape.stacks_tiles(), shape.column_teams > 1, shape.store_vector > 0};
+  };
+  for (std::size_t i = 0; i < count; ++i) check_streams(problems[i], wanted, kind);
   EXPECT_GE(vectors, 1);
 }
 
@@ -301,18 +302,13 @@ TEST_F(EmulatedTile, GradientByWindows) {
   for (std::size_t i = 0; i < count; ++i) {
     Problem problem = problems[i];
     problem.direction = Direction::grad_input;
-    SCOPED_TRACE(to_string(problem));
-    const test::EmulatedCase data(problem, random);
-    std::set<std::array<bool, 3>> kinds;
-    for (TileCandidate candidate : tile_candidates(problem, test::gpu(90))) {
-      TileShape& shape = candidate.shape;
-      if (!shape.streams) continue;
+    const auto all = [](const TileShape& shape) {
       EXPECT_GT(shape.window, 1);
-      if (!kinds.insert({shape.stays, shape.lead < 0, shape.column_teams > 1}).second) continue;
-      if (shape.stays) shape.most_blocks = 2;
-      EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90), candidate)), "");
-    }
-    EXPECT_FALSE(kinds.empty());
+      return true;
+    };
+    check_streams(problem, all, [](const TileShape& shape) {
+      return std::array{shape.stays, shape.lead < 0, shape.column_teams > 1};
+    });
   }
 }
 
