@@ -122,15 +122,12 @@ std::string back_tables(const TileShape& shape) {
 std::string weight_places(const TileShape& shape) {
   const bool along_slots = shape.weight_vector > 1 && shape.weight_steps[0] != 1 && shape.weight_steps[1] != 1;
   std::string places;
-  for (int group = 0; group < shape.all_plane_groups(); ++group) {
-    for (int back = 0; back < shape.all_backs(); ++back) {
-      for (int slot = 0; slot < shape.all_slots(); slot += along_slots ? shape.weight_vector : 1) {
-        const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
-                              slot % shape.slots[2]};
-        const int tap = shape.gradient ? gradient_tap(shape, plane_group(shape, group), back)
-                                       : phase_tap(shape, {0, 0, 0}, slots, back);
-        places += std::to_string(tap < 0 ? -1 : tap * shape.weight_steps[2] * shape.element_bytes) + ", ";
-      }
+  for (int back = 0; back < shape.all_backs(); ++back) {
+    for (int slot = 0; slot < shape.all_slots(); slot += along_slots ? shape.weight_vector : 1) {
+      const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
+                            slot % shape.slots[2]};
+      const int tap = phase_tap(shape, {0, 0, 0}, slots, back);
+      places += std::to_string(tap < 0 ? -1 : tap * shape.weight_steps[2] * shape.element_bytes) + ", ";
     }
   }
   return "__constant__ int kWeightPlaces[] = {" + places + "};\n";

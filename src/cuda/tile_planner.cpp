@@ -146,11 +146,13 @@ void set_depth(const Problem& problem, TileShape& shape) {
     shape.depth_blocks = gradient_depth_blocks(problem, shape);
     return;
   }
-  // A cluster costs a few microseconds: each block must keep a long enough sum. A sample of very few blocks comes in
-  // batches (a GAN's first layers): splitting it to fill the chip alone would only make those slower.
+  // A cluster costs a dozen microseconds, channels-last a few more: each block must keep a long enough sum. A sample of
+  // very few blocks comes in batches (a GAN's first layers): splitting it to fill the chip alone would only make those
+  // slower.
   const double steps = std::ceil(static_cast<double>(shape.channels) / (2 * shape.vector())) * products;
+  const double least = shape.output_channels_last ? 256 : 128;
   for (const int share : {2, 4}) {
-    const bool fills = blocks * share <= 160 && steps / share >= 256;
+    const bool fills = blocks * share <= 160 && steps / share >= least;
     const bool has_long_sums = blocks * share <= 400 && steps / share >= 512;
     if (blocks >= 8 * share && shape.chunks() % share == 0 && (fills || has_long_sums)) shape.depth_blocks = share;
   }

@@ -61,16 +61,33 @@ double mean_backs(const TileShape& shape) {
   return static_cast<double>(shape.all_group_taps()) / shape.all_plane_groups();
 }
 
+// How many bytes are read for each byte of weights that is wanted, where they are read in place: taps of one phase lie
+// between those of others.
+double read_per_weight(const TileShape& shape) {
+  if (shape.packed || shape.weight_steps[2] != 1) return 1;
+  double taps = 1;
+  double wanted = 1;
+  for (int a = 0; a < 3; ++a) {
+    taps *= shape.kernel[a];
+    wanted *= static_cast<double>(shape.kernel[a]) * shape.span[a] / shape.stride[a];
+  }
+  const double sector = 32.0 / shape.element_bytes;
+  const double run = shape.span[2] == shape.stride[2] ? static_cast<double>(shape.kernel[2]) : shape.span[2];
+  return std::min(taps / wanted, std::max(1.0, sector / run));
+}
+
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
   if (shape.packed) return 0;
-  constexpr double kTurn = 800;
+  // Short runs of channels meet in few banks.
+  const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : shape.block_channels;
+  const double turn = 1500 * (runs >= 8 ? 1.0 : runs >= 4 ? 1.4 : 1.8);
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
   const double stage_bytes = static_cast<double>(shape.weight_stage_bytes()) / shape.weight_parts();
   const double turns = std::ceil(stage_bytes / (4 * words * kStreamThreads));
   const double per_cell = 4 + 2.0 * shape.vector() / shape.weight_vector;
   const double issued = stage_bytes / 16 / kStreamThreads * per_cell;
-  return shape.block_chunks() * shape.stages_per_chunk() * (turns * kTurn + issued);
+  return shape.block_chunks() * shape.stages_per_chunk() * (turns * turn + issued);
 }
 
 }  // namespace
@@ -110,7 +127,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
-  const double traffic = (input_bytes + weight_bytes + 0.48 * outputs * shape.element_bytes * gaps) / 64;
+  const double traffic =
+      (input_bytes + weight_bytes * read_per_weight(shape) + 0.48 * outputs * shape.element_bytes * gaps) /
+      (shape.packed ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();

@@ -279,23 +279,24 @@ int weight_vector_of(const TileShape& shape, bool aligned) {
       if (vector == shape.vector() && shape.channels % vector == 0 && whole(1) && taps) return vector;
     } else if (steps[1] == 1) {
       if (shape.out_channels % vector == 0 && shape.block_channels % vector == 0 && whole(0) && taps) return vector;
-    } else if (!shape.gradient && steps[2] == 1 && shape.dilation[2] == 1 && shape.slots[2] == shape.span[2]) {
+    } else if (steps[2] == 1 && shape.dilation[2] == 1 && shape.slots[2] == shape.span[2]) {
       if (shape.span[2] % vector == 0 && shape.kernel[2] % vector == 0 && whole(0) && whole(1)) return vector;
     }
   }
   return 1;
 }
 
-// Weights that are read where they lie. What a block brings is brought for its cells alone: that pays for few blocks.
+// Weights that are read where they lie. What a block brings is brought for its cells alone: that pays for few blocks
+// (and was never faster for gradients).
 bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned) {
   constexpr int kMostPlaces = 1024;  // in constant memory
-  if (shape.window > 1 || !has_dense_taps(problem)) return false;
+  if (shape.gradient || !has_dense_taps(problem)) return false;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
   }
-  if (shape.all_plane_groups() * shape.all_backs() * shape.all_slots() > kMostPlaces) return false;
-  std::array<std::int64_t, 3> steps = {problem.weight_strides[0], problem.weight_strides[1], problem.weight_strides[4]};
-  if (shape.gradient) std::swap(steps[0], steps[1]);
+  if (shape.all_backs() * shape.all_slots() > kMostPlaces) return false;
+  const std::array<std::int64_t, 3> steps = {problem.weight_strides[0], problem.weight_strides[1],
+                                             problem.weight_strides[4]};
   const std::array<std::int64_t, 3> counts = {
       shape.chunk_channels(), shape.out_channels,
       std::int64_t{shape.kernel[0]} * shape.kernel[1] * shape.kernel[2]};

@@ -202,11 +202,10 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     ptx::give_registers<kShape.weight_registers()>();
     if (loader == kStreamThreads) prefetch_weights(params);
     RingPlace<kShape.weight_ring> slot;
-    int turn_of = 0;
     for_each_tile([&](int tile) {
       const BlockPlace place = block_place(params, tile);
       load_stream_weights(params, block_rows(params, place.block_row), place.rank, barriers, weight_ring,
-                          loader - kStreamThreads, slot, turn_of);
+                          loader - kStreamThreads, slot);
     });
     return;
   }
