@@ -81,7 +81,7 @@ double weight_loading_cycles(const TileShape& shape) {
   if (shape.packed) return 0;
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : shape.block_channels;
-  const double turn = 1500 * (runs >= 8 ? 1.0 : runs >= 4 ? 1.4 : 1.8);
+  const double turn = (shape.weight_steps[2] == 1 ? 1900 : 1500) * (runs >= 8 ? 1.0 : runs >= 4 ? 1.4 : 1.8);
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
   const double stage_bytes = static_cast<double>(shape.weight_stage_bytes()) / shape.weight_parts();
   const double turns = std::ceil(stage_bytes / (4 * words * kStreamThreads));
@@ -170,11 +170,16 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
   const double preference = strided || shape.all_backs() == 1 || shape.line_axis >= 0 ? 0.80 : 0.78;
-  const double split = whole_rows ? 1.0 : 1.03;
+  // Outputs of one residue lie between those of others.
+  const bool scattered = shape.follows_residue(2) && !shape.output_channels_last && shape.all_taps;
+  const double split = whole_rows ? 1.0 : scattered ? 1.2 : 1.03;
   const double computed = cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth;
   // Among cuts that the memory bounds, those with less to compute.
   const double besides = shape.gradient ? 0.05 * std::min(computed, transfer) : 0;
-  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * gradient_surplus(shape);
+  // A call that is over before its launches are is better off with one, even where that takes a little longer.
+  const double launches = !shape.packed && problem.batch == 1 ? 0.85 : 1.0;
+  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
+         gradient_surplus(shape);
 }
 
 }  // namespace tconv::cuda
