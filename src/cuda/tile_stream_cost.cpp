@@ -80,9 +80,10 @@ double read_per_weight(const TileShape& shape) {
 double weight_loading_cycles(const TileShape& shape) {
   if (shape.packed) return 0;
   // Short runs of channels meet in few banks.
-  const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : shape.block_channels;
-  const double turn = (shape.weight_steps[2] == 1 ? 1900 : 1500) * (runs >= 8 ? 1.0 : runs >= 4 ? 1.4 : 1.8);
+  const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
+  const double turn = (shape.weight_steps[2] == 1 ? 1900 : 1500) * (runs >= 8 ? 1.0 : runs >= 4 ? 1.4 : 1.8) *
+                      (words == 32 ? 1.0 : 1.3);
   const double stage_bytes = static_cast<double>(shape.weight_stage_bytes()) / shape.weight_parts();
   const double turns = std::ceil(stage_bytes / (4 * words * kStreamThreads));
   const double per_cell = 4 + 2.0 * shape.vector() / shape.weight_vector;

@@ -312,7 +312,7 @@ bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned
   return true;
 }
 
-constexpr int kMostWavesInPlace = 6;
+constexpr int kMostWavesInPlace = 8;
 
 void add_candidate(const Problem& problem, const DeviceProperties& device, const TileShape& shape,
                    std::vector<TileCandidate>& candidates) {
