@@ -69,6 +69,7 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
     sources *= map.sources.size();
   }
   const std::int64_t channels = roles.source_channels;
+  if (roles.interleaved > 1) return even_parts(channels, kMostTogether);
   if (std::min(channels, roles.target_channels) < kMostLanes / 2) return 0;
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
   // Several source lattices would have to be taken apart and transposed.
@@ -122,7 +123,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   const std::int64_t kept = written_once ? 1 : phases;
   const std::int64_t most_source = caches.elements(kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
-  const std::int64_t packed_channels = std::max<std::int64_t>(together / 2, 8);
+  const std::int64_t packed_channels = std::max<std::int64_t>(together * roles.interleaved / 2, 8);
   Blocking best;
   double least = 0;
   for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
@@ -144,7 +145,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
     const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));
     const double pack_source =
-        static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
+        static_cast<double>(sources * roles.interleaved) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
     const std::int64_t room = most_sums / (kept * shape.longest());
     for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {

@@ -83,11 +83,11 @@ class Correlate final : public Kernel {
     packed_ = {problem, roles_, tiling_, cells_are_columns_ ? WeightOrder::along_cells : by_targets};
     // Tensors whose channels lie side by side are read and written where they are.
     constexpr bool kSame = std::is_same_v<E, T>;
-    reads_in_place_ = kSame && channels_inside_ && roles_.source_strides[1] == 1;
-    stores_in_place_ = kSame && channels_inside_ && roles_.target_strides[1] == 1 &&
+    reads_in_place_ = kSame && channels_inside_ && roles_.source_strides[1] == 1 && roles_.interleaved == 1;
+    stores_in_place_ = kSame && channels_inside_ && roles_.target_strides[1] == 1 && roles_.interleaved == 1 &&
                        roles_.target_channels % kMostLanes == 0 && blocking.target_channels % kMostLanes == 0;
     // Like the lines, an odd number of cache lines.
-    cell_step_ = round_up(chunk_, kMostLanes);
+    cell_step_ = round_up(chunk_ * roles_.interleaved, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
     // Weights that several tiles use are packed once for all of them.
     const std::int64_t weights = roles_.groups * blocking.target_blocks * packed_.targets(blocking.target_channels) *
@@ -202,6 +202,8 @@ class Correlate final : public Kernel {
   Results<T> results_of(const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {
     Results<T> results;
     results.cells_are_columns = cells_are_columns_;
+    results.interleaved = roles_.interleaved;
+    results.group_step = roles_.target_channels / roles_.interleaved;
     results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, kMostLanes);
     results.phase_size = results.row_size * (cells_are_columns_ ? block.targets : tile.length);
     results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
@@ -249,7 +251,11 @@ class Correlate final : public Kernel {
                                memory.rows);
       }
     }
-    store_of(tensors)(tile, block.group * roles_.target_channels + block.first, block.targets, results);
+    store(tensors, tile, block, results);
+  }
+
+  void store(const Tensors& tensors, const Tile& tile, const TargetBlock& block, const Results<T>& results) const {
+    store_of(tensors)(tile, roles_.first_target(block.group, block.first), block.targets / roles_.interleaved, results);
   }
 
   // The source of some channels: where cell 0 stands, and the distance from one cell of the line to the next.
@@ -351,17 +357,18 @@ class Correlate final : public Kernel {
     Reach own_reach;
     if (reach_.empty()) own_reach = reach_of(tile, size.rows, results.row_size);
     const Reach& reach = reach_.empty() ? own_reach : reach_;
-    const std::int64_t target = block.group * roles_.target_channels + block.first;
+    const std::int64_t target = roles_.first_target(block.group, block.first);
     std::vector<std::int64_t> places;
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
-      const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
+      const E* const first = tensors.source + (block.group * roles_.cell_channels() + c) * roles_.source_strides[1];
       const T* cells = nullptr;
       if constexpr (std::is_same_v<E, T>) {
         if (reads_in_place_) cells = first;
       }
       if (cells == nullptr) {
-        cells = pack_cells(tile, {first, roles_.source_strides, channels}, PackedSteps{1, cell_step_}, source).first;
+        const PackedSteps steps{1, cell_step_, roles_.interleaved, roles_.source_channels};
+        cells = pack_cells(tile, {first, roles_.source_strides, channels}, steps, source).first;
       }
       if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, own);
       const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
@@ -369,6 +376,7 @@ class Correlate final : public Kernel {
         if (!stores_in_place_ && phases[p].taps.empty()) continue;
         MultiplyCells<T> job;
         job.depth = channels;
+        job.interleaved = roles_.interleaved;
         T* sums = nullptr;
         if constexpr (std::is_same_v<E, T>) {
           if (stores_in_place_) {
@@ -397,7 +405,7 @@ class Correlate final : public Kernel {
         }
       }
     }
-    if (!stores_in_place_) store_of(tensors)(tile, target, block.targets, results);
+    if (!stores_in_place_) store(tensors, tile, block, results);
   }
 
   Problem problem_;

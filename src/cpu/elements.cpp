@@ -152,8 +152,87 @@ void interleave(const Interleave<E, T>& job) {
   }
 }
 
+// The channels of kGroups groups, `step` apart, as vectors; store(g, channel, values) gets them.
+template <int kGroups, class D, typename T = hn::TFromD<D>, typename Store>
+HWY_INLINE void take_groups_apart(D tag, const T* from, std::int64_t channel, const Store& store) {
+  hn::Vec<D> a;
+  hn::Vec<D> b;
+  if constexpr (kGroups == 2) {
+    hn::LoadInterleaved2(tag, from, a, b);
+  } else {
+    hn::Vec<D> c;
+    hn::Vec<D> d;
+    hn::LoadInterleaved4(tag, from, a, b, c, d);
+    store(2, channel, c);
+    store(3, channel, d);
+  }
+  store(0, channel, a);
+  store(1, channel, b);
+}
+
+// Channels of a group that are moved at a time: groups are small.
+template <typename T>
+using GroupTag = hn::CappedTag<T, 8>;
+
+template <typename E, typename T, int kGroups>
+void store_groups(const StoreCells<E, T>& job) {
+  const GroupTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  for (std::int64_t i = 0; i < job.cells; ++i) {
+    const T* const from = job.from + i * job.cell_step;
+    E* const to = job.to + i * job.to_step;
+    std::int64_t c = 0;
+    if constexpr (std::is_same_v<E, T>) {
+      for (; c + lanes <= job.channels; c += lanes) {
+        take_groups_apart<kGroups>(tag, from + c * kGroups, c, [&](std::int64_t g, std::int64_t channel, auto values) {
+          const std::int64_t place = g * job.group_step + channel;
+          if (job.bias != nullptr) values = hn::Add(values, hn::LoadU(tag, job.bias + place));
+          hn::StoreU(values, tag, to + place);
+        });
+      }
+    }
+    for (; c < job.channels; ++c) {
+      for (std::int64_t g = 0; g < kGroups; ++g) {
+        const std::int64_t place = g * job.group_step + c;
+        const T bias = job.bias == nullptr ? T{0} : widen<E, T>(job.bias[place]);
+        to[place] = narrow<E, T>(from[c * kGroups + g] + bias);
+      }
+    }
+  }
+}
+
+template <typename E, typename T, int kGroups>
+void load_few_groups(const LoadGroups<E, T>& job) {
+  const GroupTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  for (std::int64_t i = 0; i < job.cells; ++i) {
+    const E* const from = job.from + i * job.cell_step;
+    T* const to = job.to + i * job.to_step;
+    std::int64_t c = 0;
+    if constexpr (std::is_same_v<E, T>) {
+      for (; c + lanes <= job.channels; c += lanes) {
+        const auto group = [&](std::int64_t g) { return hn::LoadU(tag, from + g * job.group_step + c); };
+        if constexpr (kGroups == 2) hn::StoreInterleaved2(group(0), group(1), tag, to + c * kGroups);
+        if constexpr (kGroups == 4) {
+          hn::StoreInterleaved4(group(0), group(1), group(2), group(3), tag, to + c * kGroups);
+        }
+      }
+    }
+    for (; c < job.channels; ++c) {
+      for (std::int64_t g = 0; g < kGroups; ++g) to[c * kGroups + g] = widen<E, T>(from[g * job.group_step + c]);
+    }
+  }
+}
+
+template <typename E, typename T>
+void load_groups(const LoadGroups<E, T>& job) {
+  return job.groups == 2 ? load_few_groups<E, T, 2>(job) : load_few_groups<E, T, 4>(job);
+}
+
 template <typename E, typename T>
 void store_cells(const StoreCells<E, T>& job) {
+  if (job.interleaved == 2) return store_groups<E, T, 2>(job);
+  if (job.interleaved == 4) return store_groups<E, T, 4>(job);
   for (std::int64_t i = 0; i < job.cells; ++i) {
     const T* HWY_RESTRICT from = job.from + i * job.cell_step;
     E* HWY_RESTRICT to = job.to + i * job.to_step;
@@ -400,8 +479,9 @@ double sum(const E* from, std::int64_t step, std::int64_t count) {
 
 template <typename E, typename T>
 ElementOps<E, T> make_element_ops() {
-  return {load<E, T>,       store<E, T>,   interleave<E, T>,   store_rows<E, T>, store_cells<E, T>, load_channels<E, T>,
-          load_lines<E, T>, scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
+  return {load<E, T>,        store<E, T>,        interleave<E, T>,    store_rows<E, T>,
+          store_cells<E, T>, load_groups<E, T>,  load_channels<E, T>, load_lines<E, T>,
+          scatter<E, T>,     pack_weights<E, T>, add<E, T>,           sum<E, T>};
 }
 
 const ElementOps<float, float>& float_elements() {

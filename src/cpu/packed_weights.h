@@ -68,7 +68,7 @@ class PackedWeights {
 
   void pack(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
             T* packed) const {
-    if (roles_.joined > 1) return pack_joined(weight, block, first_channel, channels, packed);
+    if (roles_.interleaved > 1) return pack_interleaved(weight, block, first_channel, channels, packed);
     const MathOps<T>& math = math_ops<T>();
     const bool inside = order_ == WeightOrder::channels_inside;
     const std::int64_t panel = panel_of(math, block.targets);
@@ -120,31 +120,27 @@ class PackedWeights {
     return order_ == WeightOrder::along_cells ? std::min(panel, count - row) : panel_width(math, panel, count, row);
   }
 
-  // The same with channels innermost in the source; weights between joined groups are zero.
-  void pack_joined(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
-                   T* packed) const {
+  // The same with channels innermost in the source, of groups whose targets alternate.
+  void pack_interleaved(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
+                        T* packed) const {
     const MathOps<T>& math = math_ops<T>();
     const std::int64_t panel = panel_of(math, block.targets);
-    const std::int64_t sources = roles_.source_channels / roles_.joined;
-    const std::int64_t targets = roles_.target_channels / roles_.joined;
     for (std::size_t phase = 0; phase < taps_.size(); ++phase) {
       T* to = packed + place_of_phase(block, channels, phase);
       for (std::int64_t row = 0; row < block.targets; row += panel) {
         const std::int64_t width = width_of(math, panel, block.targets, row);
+        const std::int64_t valid = std::min(width, block.targets - row);
         for (const std::int64_t tap : taps_[phase]) {
           for (std::int64_t c = first_channel; c < first_channel + channels; ++c, to += width) {
-            std::fill_n(to, width, T{0});
-            const std::int64_t part = c / sources;
-            // Targets of the group that the panel has.
-            const std::int64_t low = std::max(block.first + row, part * targets);
-            const std::int64_t high =
-                std::min({block.first + row + width, block.first + block.targets, (part + 1) * targets});
-            if (low >= high) continue;
-            const std::int64_t group = block.group * roles_.joined + part;
-            const E* const from = weight + tap + group * group_step_ +
-                                  (c - part * sources) * roles_.weight_source_step +
-                                  (low - part * targets) * roles_.weight_target_step;
-            element_ops<E, T>().load(from, roles_.weight_target_step, to + low - block.first - row, 1, high - low);
+            std::fill(to + valid, to + width, T{0});
+            for (std::int64_t n = 0; n < std::min(valid, roles_.interleaved); ++n) {
+              const std::int64_t column = block.first + row + n;
+              const E* const from =
+                  weight + tap + (block.group * roles_.interleaved + column % roles_.interleaved) * group_step_ +
+                  c * roles_.weight_source_step + column / roles_.interleaved * roles_.weight_target_step;
+              element_ops<E, T>().load(from, roles_.weight_target_step, to + n, roles_.interleaved,
+                                       ceil_div(valid - n, roles_.interleaved));
+            }
           }
         }
       }

@@ -8,6 +8,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cpu/families.h"
@@ -95,10 +96,26 @@ void multiply(const Multiply<T>& job) {
   }
 }
 
-template <typename T, int kTileRows, int kVectors>
+// What columns of kGroups interleaved groups are multiplied by, where a vector has all of them.
+template <int kGroups, class D, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> broadcast_groups(D tag, const T* from) {
+  if constexpr (kGroups == 1) {
+    return hn::Set(tag, *from);
+  } else if constexpr (kGroups * sizeof(T) == 16) {
+    return hn::LoadDup128(tag, from);
+  } else {
+    static_assert(kGroups * sizeof(T) == 8);
+    std::uint64_t pair = 0;
+    std::memcpy(&pair, from, sizeof pair);
+    return hn::BitCast(tag, hn::Set(hn::Repartition<std::uint64_t, D>(), pair));
+  }
+}
+
+template <typename T, int kTileRows, int kVectors, int kGroups>
 void multiply_cells(const MultiplyCells<T>& job) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
+  constexpr bool kWholeGroups = hn::MaxLanes(decltype(tag)()) >= kGroups;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   const std::int64_t b_step = job.b_step;
   V sums[kTileRows][kVectors];
@@ -128,8 +145,15 @@ void multiply_cells(const MultiplyCells<T>& job) {
       }
 #pragma GCC unroll 16
       for (int m = 0; m < kTileRows; ++m) {
-        const V row = hn::Set(tag, cells[m][k]);
-        for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
+        if constexpr (kWholeGroups) {
+          const V row = broadcast_groups<kGroups>(tag, cells[m] + k * kGroups);
+          for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
+        } else {
+          for (int v = 0; v < kVectors; ++v) {
+            const V row = hn::LoadU(tag, cells[m] + k * kGroups + (job.first_column + v * lanes) % kGroups);
+            sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
+          }
+        }
       }
       b += b_step;
     }
@@ -217,7 +241,13 @@ MathOps<T> make_math_ops() {
     [&]<int... kVector>(std::integer_sequence<int, kVector...>) {
       ((ops.multiply_packed[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false>), ...);
       ((ops.multiply_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
-      ((ops.multiply_cells[kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1>), ...);
+      if constexpr (kRow < kMostCells) {
+        ((ops.multiply_cells[0][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 1>), ...);
+        ((ops.multiply_cells[1][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 2>), ...);
+        if constexpr (kMostInterleaved<T> == 4) {
+          ((ops.multiply_cells[2][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 4>), ...);
+        }
+      }
       ((ops.multiply_lines[kRow][kVector] = multiply_lines<T, kRow + 1, kVector + 1>), ...);
     }(std::make_integer_sequence<int, kWidest>());
   };

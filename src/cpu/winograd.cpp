@@ -361,7 +361,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   if (problem.batch == 0) return Proposal::decline("needs at least one image");
   if (problem.direction == Direction::grad_weight) return propose_winograd_weight(problem);
   const Roles roles(problem);
-  if (roles.joined > 1) return Proposal::decline("needs more channels a group");
+  if (roles.interleaved > 1) return Proposal::decline("needs more channels a group");
   const AxisMaps plain = maps_of(problem);
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];
