@@ -9,6 +9,7 @@ namespace {
 constexpr double kSumsShare = 0.3;
 constexpr double kSumsShareAlone = 0.8;  // where each task packs its own weights: the fewer tiles the better
 constexpr double kSourceShare = 0.2;
+constexpr double kSourceShareGroups = 0.5;  // where groups are interleaved: packing costs more than anything else
 constexpr double kWeightsShare = 0.4;
 constexpr std::int64_t kFewestCells = 64;     // fewer leave too little to do for what is packed
 constexpr std::int64_t kTasksWanted = 16;     // no more are needed to keep the threads busy
@@ -121,7 +122,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   const bool written_once = together >= roles.source_channels && roles.target_strides[1] == 1 && !roles.converts &&
                             channels % kMostLanes == 0 && most_taps(maps) * together <= kDepthInPlace;
   const std::int64_t kept = written_once ? 1 : phases;
-  const std::int64_t most_source = caches.elements(kSourceShare);
+  const std::int64_t most_source = caches.elements(roles.interleaved > 1 ? kSourceShareGroups : kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
   const std::int64_t packed_channels = std::max<std::int64_t>(together * roles.interleaved / 2, 8);
   Blocking best;

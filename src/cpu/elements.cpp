@@ -10,6 +10,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "cpu/groups-inl.h"
 #include "cpu/simd.h"
 #include "cpu/transpose-inl.h"
 
@@ -150,83 +151,6 @@ void interleave(const Interleave<E, T>& job) {
       to[p * job.to_step] = narrow<E, T>(from[job.places[p]] + job.bias);
     }
   }
-}
-
-// The channels of kGroups groups, `step` apart, as vectors; store(g, channel, values) gets them.
-template <int kGroups, class D, typename T = hn::TFromD<D>, typename Store>
-HWY_INLINE void take_groups_apart(D tag, const T* from, std::int64_t channel, const Store& store) {
-  hn::Vec<D> a;
-  hn::Vec<D> b;
-  if constexpr (kGroups == 2) {
-    hn::LoadInterleaved2(tag, from, a, b);
-  } else {
-    hn::Vec<D> c;
-    hn::Vec<D> d;
-    hn::LoadInterleaved4(tag, from, a, b, c, d);
-    store(2, channel, c);
-    store(3, channel, d);
-  }
-  store(0, channel, a);
-  store(1, channel, b);
-}
-
-// Channels of a group that are moved at a time: groups are small.
-template <typename T>
-using GroupTag = hn::CappedTag<T, 8>;
-
-template <typename E, typename T, int kGroups>
-void store_groups(const StoreCells<E, T>& job) {
-  const GroupTag<T> tag;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  for (std::int64_t i = 0; i < job.cells; ++i) {
-    const T* const from = job.from + i * job.cell_step;
-    E* const to = job.to + i * job.to_step;
-    std::int64_t c = 0;
-    if constexpr (std::is_same_v<E, T>) {
-      for (; c + lanes <= job.channels; c += lanes) {
-        take_groups_apart<kGroups>(tag, from + c * kGroups, c, [&](std::int64_t g, std::int64_t channel, auto values) {
-          const std::int64_t place = g * job.group_step + channel;
-          if (job.bias != nullptr) values = hn::Add(values, hn::LoadU(tag, job.bias + place));
-          hn::StoreU(values, tag, to + place);
-        });
-      }
-    }
-    for (; c < job.channels; ++c) {
-      for (std::int64_t g = 0; g < kGroups; ++g) {
-        const std::int64_t place = g * job.group_step + c;
-        const T bias = job.bias == nullptr ? T{0} : widen<E, T>(job.bias[place]);
-        to[place] = narrow<E, T>(from[c * kGroups + g] + bias);
-      }
-    }
-  }
-}
-
-template <typename E, typename T, int kGroups>
-void load_few_groups(const LoadGroups<E, T>& job) {
-  const GroupTag<T> tag;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  for (std::int64_t i = 0; i < job.cells; ++i) {
-    const E* const from = job.from + i * job.cell_step;
-    T* const to = job.to + i * job.to_step;
-    std::int64_t c = 0;
-    if constexpr (std::is_same_v<E, T>) {
-      for (; c + lanes <= job.channels; c += lanes) {
-        const auto group = [&](std::int64_t g) { return hn::LoadU(tag, from + g * job.group_step + c); };
-        if constexpr (kGroups == 2) hn::StoreInterleaved2(group(0), group(1), tag, to + c * kGroups);
-        if constexpr (kGroups == 4) {
-          hn::StoreInterleaved4(group(0), group(1), group(2), group(3), tag, to + c * kGroups);
-        }
-      }
-    }
-    for (; c < job.channels; ++c) {
-      for (std::int64_t g = 0; g < kGroups; ++g) to[c * kGroups + g] = widen<E, T>(from[g * job.group_step + c]);
-    }
-  }
-}
-
-template <typename E, typename T>
-void load_groups(const LoadGroups<E, T>& job) {
-  return job.groups == 2 ? load_few_groups<E, T, 2>(job) : load_few_groups<E, T, 4>(job);
 }
 
 template <typename E, typename T>
