@@ -52,11 +52,10 @@ AxisMaps maps_of(const Problem& problem) {
   return maps;
 }
 
-bool weights_are_shared(const Problem& problem) {
+std::int64_t room_for_weights(const Problem& problem) {
   const std::int64_t element = problem.dtype == DType::f64 ? 8 : 4;
   const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-  const std::int64_t room = tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / kRoomForWeights;
-  return element_count(problem.weight_sizes()) * element <= room;
+  return tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / kRoomForWeights / element;
 }
 
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
@@ -109,7 +108,9 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   const std::int64_t together = channels_together(maps, roles);
   const bool many = channels >= 2 * kMostLanes || together > 0;  // targets can be the columns
   const std::int64_t unit = many ? kMostLanes : kPanel;
-  const bool shared = weights_are_shared(problem);
+  // Packed once, all of them or stage by stage; or by each task for itself.
+  const bool in_place = reads_in_place(roles, together) && writes_in_place(roles, together);
+  const bool shared = in_place || element_count(problem.weight_sizes()) <= room_for_weights(problem);
   const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
     blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
     blocking.target_channels =
@@ -119,8 +120,8 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   };
   const std::int64_t most_sums = caches.elements(shared ? kSumsShare : kSumsShareAlone);
   // Results that are written to the tensor once and for all need no room in the cache.
-  const bool written_once = together >= roles.source_channels && roles.target_strides[1] == 1 && !roles.converts &&
-                            channels % kMostLanes == 0 && most_taps(maps) * together <= kDepthInPlace;
+  const bool written_once = together >= roles.source_channels && writes_in_place(roles, together) &&
+                            most_taps(maps) * together <= kDepthInPlace;
   const std::int64_t kept = written_once ? 1 : phases;
   const std::int64_t most_source = caches.elements(roles.interleaved > 1 ? kSourceShareGroups : kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.

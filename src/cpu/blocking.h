@@ -57,12 +57,21 @@ struct Roles {
 
 AxisMaps maps_of(const Problem& problem);
 
-// Whether the call may hold a packed copy of all weights.
-bool weights_are_shared(const Problem& problem);
+// Elements of packed weights that a call may hold.
+std::int64_t room_for_weights(const Problem& problem);
 
 // Where the packed source has its channels innermost: how many are added up before the next tap's. 0: it has not. This
 // sets the order of the sums, so that it depends on the layer alone.
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles);
+
+// Whether tensors whose channels lie side by side are read, and written, where they are.
+inline bool reads_in_place(const Roles& roles, std::int64_t together) {
+  return together > 0 && !roles.converts && roles.interleaved == 1 && roles.source_strides[1] == 1;
+}
+inline bool writes_in_place(const Roles& roles, std::int64_t together) {
+  return together > 0 && !roles.converts && roles.interleaved == 1 && roles.target_strides[1] == 1 &&
+         roles.target_channels % kMostLanes == 0;
+}
 
 // Multiply-adds between two visits to the results where cells are read in place: weights come from the L2 cache.
 inline constexpr std::int64_t kDepthInPlace = 640;
