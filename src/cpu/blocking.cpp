@@ -16,6 +16,7 @@ constexpr std::int64_t kTasksWanted = 16;     // no more are needed to keep the 
 constexpr std::int64_t kPanel = 14;           // target channels are cut at multiples of this
 constexpr std::int64_t kRoomForWeights = 12;  // packed ones: one part in this of input and output
 
+constexpr std::int64_t kWidestPanel = kMostVectors * kMostLanes;
 constexpr std::int64_t kManyTargets = 48;  // channels that fill wide register tiles
 // Channels added up before the next tap's, where they have to be packed and where they are read in place.
 constexpr std::int64_t kMostTogether = 128;
@@ -113,8 +114,10 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   const bool shared = in_place || element_count(problem.weight_sizes()) <= room_for_weights(problem);
   const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
     blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
-    blocking.target_channels =
-        std::min(round_up(ceil_div(channels, blocking.target_blocks), many ? kMostLanes : 1), channels);
+    const std::int64_t each = ceil_div(channels, blocking.target_blocks);
+    // Whole vectors or, better, whole panels.
+    const std::int64_t whole = channels % kWidestPanel == 0 && each > kWidestPanel ? kWidestPanel : kMostLanes;
+    blocking.target_channels = std::min(round_up(each, many ? whole : 1), channels);
     blocking.target_blocks = ceil_div(channels, blocking.target_channels);
     return blocking;
   };
