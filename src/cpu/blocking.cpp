@@ -121,6 +121,13 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     blocking.target_blocks = ceil_div(channels, blocking.target_channels);
     return blocking;
   };
+  // Weights that are packed stage by stage take as little room as panels allow.
+  const bool in_stages = in_place && element_count(problem.weight_sizes()) > room_for_weights(problem);
+  const std::int64_t most_targets =
+      in_stages ? std::max(room_for_weights(problem) / (together * std::max<std::int64_t>(most_taps(maps), 1)) /
+                               kWidestPanel * kWidestPanel,
+                           kWidestPanel)
+                : channels;
   const std::int64_t most_sums = caches.elements(shared ? kSumsShare : kSumsShareAlone);
   // Results that are written to the tensor once and for all need no room in the cache.
   const bool written_once = together >= roles.source_channels && writes_in_place(roles, together) &&
@@ -152,7 +159,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const double pack_source =
         static_cast<double>(sources * roles.interleaved) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
-    const std::int64_t room = most_sums / (kept * shape.longest());
+    const std::int64_t room = std::min(most_sums / (kept * shape.longest()), most_targets);
     for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
       const double filled =

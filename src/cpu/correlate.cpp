@@ -110,9 +110,10 @@ class Correlate final : public Kernel {
     const std::int64_t room = room_for_weights(problem_);
     std::int64_t most = 0;
     if (element_count(problem_.weight_sizes()) <= room) {
-      stages_.push_back({0, blocks, all});
+      stages_.push_back({0, blocks, all, 0, roles_.source_channels});
       most = blocks * a_tap * tiling_.all_taps();
     } else if (reads_in_place_ && stores_in_place_) {
+      // Some phases of a block or, of a single one, some source channels.
       for (std::int64_t block = 0; block < blocks; ++block) {
         for (PhaseRange phases{0, 0}; phases.first < all.last; phases.first = phases.last) {
           std::int64_t size = 0;
@@ -122,8 +123,13 @@ class Correlate final : public Kernel {
             size += more;
             ++phases.last;
           }
-          stages_.push_back({block, 1, phases});
-          most = std::max(most, size);
+          const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
+          const std::int64_t channels =
+              size <= room ? chunks * chunk_ : even_parts(chunks, room * chunks / size) * chunk_;
+          for (std::int64_t c = 0; c < roles_.source_channels; c += channels) {
+            stages_.push_back({block, 1, phases, c, std::min(c + channels, roles_.source_channels)});
+          }
+          most = std::max(most, ceil_div(size * std::min(channels, roles_.source_channels), roles_.source_channels));
         }
       }
     }
@@ -157,7 +163,8 @@ class Correlate final : public Kernel {
                     [&](std::int64_t task) { run_task(tensors, stage, shared, task); });
     };
     if (stages_.empty()) {
-      return run_stage({0, roles_.groups * blocking_.target_blocks, packed_.all_phases()}, nullptr);
+      const std::int64_t blocks = roles_.groups * blocking_.target_blocks;
+      return run_stage({0, blocks, packed_.all_phases(), 0, roles_.source_channels}, nullptr);
     }
     T* const shared = static_cast<T*>(buffers.workspace);
     for (const Stage& stage : stages_) {
@@ -215,27 +222,32 @@ class Correlate final : public Kernel {
     return block;
   }
 
-  // Blocks of targets, of all groups in turn, whose weights for some phases are packed at a time: all of them or one.
+  // Blocks of targets, of all groups in turn, whose weights for some phases and source channels are packed at a time:
+  // all of them or one.
   struct Stage {
     std::int64_t first_block = 0;
     std::int64_t blocks = 0;
     PhaseRange phases;
+    std::int64_t first_channel = 0;
+    std::int64_t last_channel = 0;
+
+    std::int64_t channels() const { return last_channel - first_channel; }
   };
 
   // Where the weights shared by all tiles begin: [group][block][chunk]
   std::int64_t shared_place(const Stage& stage, const TargetBlock& block, std::int64_t first_channel) const {
     const std::int64_t index = block.group * blocking_.target_blocks + block.first / blocking_.target_channels;
     const std::int64_t before = (index - stage.first_block) * packed_.targets(blocking_.target_channels);
-    return (before * roles_.source_channels + packed_.targets(block.targets) * first_channel) *
-           packed_.taps_of(stage.phases);
+    const std::int64_t channel = first_channel - stage.first_channel;
+    return (before * stage.channels() + packed_.targets(block.targets) * channel) * packed_.taps_of(stage.phases);
   }
 
   void pack_weights(const Tensors& tensors, const Stage& stage, T* shared, const Execution& execution) const {
-    const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
+    const std::int64_t chunks = ceil_div(stage.channels(), chunk_);
     for_each_task(execution, stage.blocks * chunks, [&](std::int64_t task) {
       const TargetBlock block = block_at(stage.first_block + task / chunks);
-      const std::int64_t c = task % chunks * chunk_;
-      packed_.pack(tensors.weight, block, c, std::min(chunk_, roles_.source_channels - c), stage.phases,
+      const std::int64_t c = stage.first_channel + task % chunks * chunk_;
+      packed_.pack(tensors.weight, block, c, std::min(chunk_, stage.last_channel - c), stage.phases,
                    shared + shared_place(stage, block, c));
     });
   }
@@ -402,8 +414,8 @@ class Correlate final : public Kernel {
     const Reach& reach = reach_.empty() ? own_reach : reach_;
     const std::int64_t target = roles_.first_target(block.group, block.first);
     std::vector<std::int64_t> places;
-    for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
-      const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
+    for (std::int64_t c = stage.first_channel; c < stage.last_channel; c += chunk_) {
+      const std::int64_t channels = std::min(chunk_, stage.last_channel - c);
       const E* const first = tensors.source + (block.group * roles_.cell_channels() + c) * roles_.source_strides[1];
       const T* cells = nullptr;
       if constexpr (std::is_same_v<E, T>) {
