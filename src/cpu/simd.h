@@ -96,6 +96,9 @@ struct MathOps {
   using MultiplyTable = std::array<std::array<void (*)(const Multiply<T>&), kMostVectors>, kMostRows>;
   MultiplyTable multiply_packed{};
   MultiplyTable multiply_in_place{};
+  // Of 2 or 4 interleaved groups, column n belonging to group n % G: a(k, m) = a[k a_step + m G + n % G], b packed.
+  MultiplyTable multiply_pairs{};
+  MultiplyTable multiply_fours{};
   // [log2 of the interleaved groups][rows - 1][vectors - 1]
   using CellsTable = std::array<std::array<void (*)(const MultiplyCells<T>&), kMostVectors>, kMostCells>;
   std::array<CellsTable, 3> multiply_cells{};
