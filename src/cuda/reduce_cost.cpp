@@ -10,6 +10,10 @@ int reduce_registers(const ReduceShape& shape) {
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
   if (shape.splits()) return 2 * sums + shape.team_runs + 40;
+  if (shape.warps_read_boxes()) {
+    const int vectors = 4 * shape.row_tiles + 2 * shape.team_runs * shape.column_tiles();
+    return sums + 2 * vectors + 24;  // of two products
+  }
   if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 56);
   const int halves = shape.warpgroup && shape.element_bytes == 2 ? 24 : 0;  // that wait to be put together
   const int strided = shape.warpgroup && (shape.rows_channels_last || shape.columns_channels_last) ? 16 : 0;
@@ -45,6 +49,9 @@ namespace {
 constexpr double kClock = 1.7e9;
 constexpr double kWarpgroupShare = 1;  // of the tensor cores' peak that products reach
 constexpr double kWarpShare = 0.341;
+constexpr double kVectorShare = 0.55;      // of warps that read boxes of four-byte elements
+constexpr double kVectorCycles = 8;        // of such a warp for eight columns of a product,
+constexpr double kVectorWait = 40;         // and until it has read a product's vectors
 constexpr double kSplitFactor = 4.63;      // products in fp32 out of TF32
 constexpr double kTrafficRate = 63.6;      // bytes per cycle and multiprocessor
 constexpr double kRowBytes = 60.1;         // that a row of memory costs beside its own
@@ -167,6 +174,10 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
     cost.operands = times * products * (64 + columns) * 32 / 128;
     // Sums of a few products are waited for and added.
     if (split) cost.team = (cost.multiply + cost.operands) / 2 / shape.teams() + shape.products() / 4.0 * kSplitWait;
+  } else if (shape.warps_read_boxes()) {
+    cost.multiply = products * 16 * columns * depth / (peak * kVectorShare);
+    cost.operands = shape.products() * shape.teams() * (16 * shape.row_tiles + shape.team_runs * columns) * 32 / 128;
+    cost.team = shape.products() * (kVectorWait + kVectorCycles * shape.row_tiles * shape.team_runs * columns / 8);
   } else {
     cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
     cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);
@@ -181,8 +192,8 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                        (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
   if (shape.packed || shape.boxes()) {
     cost.loads = 16.0 * shape.stage_cells() / 128;
-    // The copy engine takes as long for a pixel of a few channels as for one of 64.
-    const double short_rows = shape.boxes() ? 64.0 / shape.column_box : 1.0;
+    // The copy engine takes as long for a pixel of a few channels as for one of 128 bytes.
+    const double short_rows = shape.boxes() ? 128.0 / (shape.column_box * shape.element_bytes) : 1.0;
     cost.traffic = 16.0 * (shape.row_cells() + short_rows * shape.column_cells()) / kBulkRate;
     return cost;
   }
@@ -239,9 +250,12 @@ double store_waste(const ReduceShape& shape) {
 // The copy engine brings stages into all slots of the ring: a slot waits for a copy and for the products of its stage.
 double packed_cycles(const ReduceShape& shape, const ReduceParams& params, const StageCost& cost,
                      const DeviceProperties& device) {
-  const double busy = std::max({cost.multiply, cost.operands + cost.loads, cost.traffic});
+  const double pipe = cost.operands + cost.loads;
+  double busy = std::max({cost.multiply, pipe, cost.traffic});
+  if (shape.warps_read_boxes()) busy += kMix * (cost.multiply + pipe + cost.traffic - busy);
+  const double multiplying = std::max(cost.multiply, cost.team);
   const double chain =
-      std::max(cost.multiply + kPackedStageCycles, (kBulkCycles + cost.traffic + cost.multiply) / shape.stages);
+      std::max(multiplying + kPackedStageCycles, (kBulkCycles + cost.traffic + multiplying) / shape.stages);
   const double stages = std::ceil(static_cast<double>(reduce_stages(params)) / params.parts);
   const double outputs = 4.0 * shape.block_rows() * shape.block_sums();
   const double ending = shape.partial ? outputs / kPackedPartRate : outputs * store_waste(shape) / kPackedEndRate;
@@ -257,10 +271,14 @@ double packed_cycles(const ReduceShape& shape, const ReduceParams& params, const
 double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, const Problem& problem,
                       const Reduction& reduction, const DeviceProperties& device) {
   const StageCost cost = stage_cost(shape, reduction, device);
-  const double bytes =
-      static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
-                          element_count(problem.weight_sizes())) *
-      shape.element_bytes;
+  // Pixels of a channels-last tensor between those that taps reach are not read.
+  double reached = 1;
+  for (int a = 0; a < kSpatialAxes && shape.columns_channels_last; ++a)
+    reached *= std::min(1.0, static_cast<double>(shape.kernel[a]) / shape.step[a]);
+  const double bytes = (static_cast<double>(element_count(problem.input_sizes())) +
+                        static_cast<double>(element_count(problem.output_sizes())) * reached +
+                        static_cast<double>(element_count(problem.weight_sizes()))) *
+                       shape.element_bytes;
   const auto packed = static_cast<double>(reduce_packed_bytes(shape, params));
   const double sums = static_cast<double>(reduce_workspace_bytes(shape, params)) - packed;
   const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
@@ -269,8 +287,9 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   }
 
   if (shape.boxes()) {
-    return std::max(packed_cycles(shape, params, cost, device) / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 +
-           finish;
+    const double cycles = packed_cycles(shape, params, cost, device) / kClock;
+    const double memory = 1.15 * bytes / device.bandwidth;
+    return std::max(cycles, memory) + kMix * std::min(cycles, memory) + 3e-6 + finish;
   }
 
   const double pipe = cost.operands + cost.loads;
