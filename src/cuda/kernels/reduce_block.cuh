@@ -63,8 +63,8 @@ __device__ __forceinline__ void store_staged(const ReduceParams& params, const R
     const float* const source = staged + kShape.sum_of(column, d, h, w);
 #pragma unroll 4
     for (int slot = first_slot; slot < kShape.staged_rows(); slot += kRowsAtOnce) {  // [team][warp of it][row]
-      const int row = block.first_row + slot / kTeamSlots * kRowTiles * kShape.tile_rows() + slot % kTeamSlots / 8 * 16 +
-                      kShape.row_of(tile, half, slot % 8);
+      const int row = block.first_row + slot / kTeamSlots * kRowTiles * kShape.tile_rows() +
+                      slot % kTeamSlots / 8 * 16 + kShape.row_of(tile, half, slot % 8);
       if (row < kShape.rows) target[row * stride[1]] = to_storage(source[slot * kShape.staged_pitch()], Element());
     }
   }

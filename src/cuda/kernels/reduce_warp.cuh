@@ -47,10 +47,10 @@ struct TeamTile : TeamPlace {
     }
   }
 
-  // Adds the products of a stage of boxes. Along the depth of a product lie eight pixels, in any order that both factors
-  // share: a lane has pixels 2 w and 2 w + 1 of them, where words w and w + 4 belong. So no bank is met twice, with
-  // columns of 16 bytes swapped as the copy engine does. Lanes read what lies side by side in a fragment's registers:
-  // wider vectors would have to be taken apart by as many moves as there are words in all products.
+  // Adds the products of a stage of boxes. Along the depth of a product lie eight pixels, in any order that both
+  // factors share: a lane has pixels 2 w and 2 w + 1 of them, where words w and w + 4 belong. So no bank is met twice,
+  // with columns of 16 bytes swapped as the copy engine does. Lanes read what lies side by side in a fragment's
+  // registers: wider vectors would have to be taken apart by as many moves as there are words in all products.
   __device__ __forceinline__ void multiply_boxes(unsigned stage) {
     const unsigned row_box = stage + first_row / kBoxChannels * kShape.row_box_bytes();
     const unsigned column_box =
