@@ -316,11 +316,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const ReduceBlock block(params, blockIdx.x);
   const unsigned shared = ptx::shared_address(shared_memory);
-  const Stages stages(params, block, shared);
   float* const staged = reinterpret_cast<float*>(shared_memory);
   if constexpr (kShape.loader_warps == 0) {
     Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
     __syncthreads();
+    const Stages stages(params, block, shared);
     TeamTile team(column_lead(params, block));
     load_and_multiply(params, block, stages, loader, team);
     store_sums(params, block, team, staged);
@@ -331,6 +331,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+      const Stages stages(params, block, shared);
 #if kTensorCopies
       if (warp == kShape.team_warps()) fetch_boxes(block_params, block, stages, ring);
 #else
@@ -344,6 +345,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
       if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
+      // What lives from before the registers change hands is kept in memory.
+      const Stages stages(params, block, shared);
       TeamTile team(column_lead(params, block));
       multiply_stages(stages, ring, team);
       meet();
