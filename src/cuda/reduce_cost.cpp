@@ -49,9 +49,9 @@ namespace {
 constexpr double kClock = 1.7e9;
 constexpr double kWarpgroupShare = 1;  // of the tensor cores' peak that products reach
 constexpr double kWarpShare = 0.341;
-constexpr double kVectorShare = 0.55;      // of warps that read boxes of four-byte elements
+constexpr double kVectorShare = 0.54;      // of warps that read boxes of four-byte elements
 constexpr double kVectorCycles = 8;        // of such a warp for eight columns of a product,
-constexpr double kVectorWait = 40;         // and until it has read a product's vectors
+constexpr double kVectorWait = 36;         // and until it has read a product's vectors
 constexpr double kSplitFactor = 4.63;      // products in fp32 out of TF32
 constexpr double kTrafficRate = 63.6;      // bytes per cycle and multiprocessor
 constexpr double kRowBytes = 60.1;         // that a row of memory costs beside its own
@@ -87,6 +87,12 @@ constexpr double kPackedStageCycles = 56;
 constexpr double kPackedBlockCycles = 2.44e3;
 constexpr double kPackedPartRate = 200;  // bytes of parts per cycle and multiprocessor
 constexpr double kPackedEndRate = 45.4;  // and of results
+
+// Of cuts whose tensors come in boxes.
+constexpr double kBoxMix = 0.05;  // share of what is not the largest cost
+constexpr double kBoxStageCycles = 10;
+constexpr double kBoxEndRate = 12;   // bytes of results per cycle and multiprocessor, of single warps
+constexpr double kBoxBulkRate = 33;  // bytes of boxes that the copy engine brings them
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -194,7 +200,8 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
     cost.loads = 16.0 * shape.stage_cells() / 128;
     // The copy engine takes as long for a pixel of a few channels as for one of 128 bytes.
     const double short_rows = shape.boxes() ? 128.0 / (shape.column_box * shape.element_bytes) : 1.0;
-    cost.traffic = 16.0 * (shape.row_cells() + short_rows * shape.column_cells()) / kBulkRate;
+    cost.traffic = 16.0 * (shape.row_cells() + short_rows * shape.column_cells()) /
+                   (shape.warps_read_boxes() ? kBoxBulkRate : kBulkRate);
     return cost;
   }
   if (shape.loader_warps > 0) {
@@ -252,13 +259,15 @@ double packed_cycles(const ReduceShape& shape, const ReduceParams& params, const
                      const DeviceProperties& device) {
   const double pipe = cost.operands + cost.loads;
   double busy = std::max({cost.multiply, pipe, cost.traffic});
-  if (shape.warps_read_boxes()) busy += kMix * (cost.multiply + pipe + cost.traffic - busy);
+  if (shape.warps_read_boxes()) busy += kBoxMix * (cost.multiply + pipe + cost.traffic - busy);
   const double multiplying = std::max(cost.multiply, cost.team);
-  const double chain =
-      std::max(multiplying + kPackedStageCycles, (kBulkCycles + cost.traffic + multiplying) / shape.stages);
+  const double chain = std::max(multiplying + (shape.warps_read_boxes() ? kBoxStageCycles : kPackedStageCycles),
+                                (kBulkCycles + cost.traffic + multiplying) / shape.stages);
   const double stages = std::ceil(static_cast<double>(reduce_stages(params)) / params.parts);
   const double outputs = 4.0 * shape.block_rows() * shape.block_sums();
-  const double ending = shape.partial ? outputs / kPackedPartRate : outputs * store_waste(shape) / kPackedEndRate;
+  const double ending = shape.partial
+                            ? outputs / kPackedPartRate
+                            : outputs * store_waste(shape) / (shape.warps_read_boxes() ? kBoxEndRate : kPackedEndRate);
   return cycles_of_waves(shape, params, device, [&](double at_once) {
     return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kPackedBlockCycles;
   });
@@ -289,7 +298,7 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   if (shape.boxes()) {
     const double cycles = packed_cycles(shape, params, cost, device) / kClock;
     const double memory = 1.15 * bytes / device.bandwidth;
-    return std::max(cycles, memory) + kMix * std::min(cycles, memory) + 3e-6 + finish;
+    return std::max(cycles, memory) + kBoxMix * std::min(cycles, memory) + 3e-6 + finish;
   }
 
   const double pipe = cost.operands + cost.loads;
