@@ -29,7 +29,7 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
   if (outputs * shape.element_bytes % kSectorBytes != 0) return true;
   const bool begins_inside =
       !shape.gradient && width.pad_begin % width.stride * shape.element_bytes % kSectorBytes != 0;
-  return shape.tile[3] < tile_cells(problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
+  return shape.tile[3] < tile_cells(shape, problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
 // Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
@@ -59,6 +59,18 @@ double gradient_surplus(const TileShape& shape) {
 double mean_backs(const TileShape& shape) {
   if (shape.even_planes()) return shape.all_backs();
   return static_cast<double>(shape.all_group_taps()) / shape.all_plane_groups();
+}
+
+// What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
+double weight_loading_cycles(const TileShape& shape) {
+  if (shape.packed) return 0;
+  constexpr double kTurn = 800;
+  const double words = shape.weight_registers() >= 88 ? 32 : 16;
+  const double stage_bytes = static_cast<double>(shape.weight_stage_bytes()) / shape.weight_parts();
+  const double turns = std::ceil(stage_bytes / (4 * words * kStreamThreads));
+  const double per_cell = 4 + 2.0 * shape.vector() / shape.weight_vector;
+  const double issued = stage_bytes / 16 / kStreamThreads * per_cell;
+  return shape.block_chunks() * shape.stages_per_chunk() * (turns * kTurn + issued);
 }
 
 }  // namespace
@@ -103,10 +115,12 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const double epilogue = shape.store_vector > 0 ? 0.69 * stored : stored + 147 * turns;
-  const double main = std::max(multiply, copies);
+  const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
   const double busy = std::max(main, traffic) + 0.25 * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
-  const double latency = (shape.stays ? 600 : 230) + items * 109 + 1.41 * (products + fragments) / shape.column_teams +
+  const double latency = (shape.stays ? 600 : 230) +
+                         std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams,
+                                  weight_loading_cycles(shape)) +
                          0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
@@ -122,7 +136,12 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double packing = 3.2e-6 + 2 * packed_bytes / (shape.wide_weights ? 3.3e12 : 1.55e12);
+  // A block of the pack kernel has a share of the bandwidth.
+  const double pack_blocks = static_cast<double>(problem.groups) *
+                             std::ceil(static_cast<double>(shape.out_channels) / shape.block_channels) *
+                             shape.channel_chunks() * shape.slabs / std::max(pack_slabs(shape), 1);
+  const double pack_rate = shape.wide_weights ? 3.3e12 : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
+  const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = tears_sectors(shape, problem) ? ends : 0;
