@@ -49,9 +49,11 @@ namespace {
 constexpr double kClock = 1.7e9;
 constexpr double kWarpgroupShare = 1;  // of the tensor cores' peak that products reach
 constexpr double kWarpShare = 0.341;
-constexpr double kVectorShare = 0.54;      // of warps that read boxes of four-byte elements
-constexpr double kVectorCycles = 8;        // of such a warp for eight columns of a product,
-constexpr double kVectorWait = 36;         // and until it has read a product's vectors
+// Of single warps that read boxes of four-byte elements:
+constexpr double kTileCycles = 6.3;  // of eight columns of sixteen rows of a product,
+constexpr double kReadCycles = 3.4;  // and of an instruction that reads words of it
+constexpr double kSchedulers = 4;
+constexpr double kSharedScheduler = 0.9;   // what warps of the same scheduler take of the sum of theirs
 constexpr double kSplitFactor = 4.63;      // products in fp32 out of TF32
 constexpr double kTrafficRate = 63.6;      // bytes per cycle and multiprocessor
 constexpr double kRowBytes = 60.1;         // that a row of memory costs beside its own
@@ -91,8 +93,9 @@ constexpr double kPackedEndRate = 45.4;  // and of results
 // Of cuts whose tensors come in boxes.
 constexpr double kBoxMix = 0.05;  // share of what is not the largest cost
 constexpr double kBoxStageCycles = 10;
-constexpr double kBoxEndRate = 12;   // bytes of results per cycle and multiprocessor, of single warps
-constexpr double kBoxBulkRate = 33;  // bytes of boxes that the copy engine brings them
+constexpr double kBoxPartRate = 6e12;  // bytes of parts per second, written and read
+constexpr double kBoxEndRate = 10;     // bytes of results per cycle and multiprocessor, of single warps
+constexpr double kBoxBulkRate = 33;    // bytes of boxes that the copy engine brings them
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -181,9 +184,11 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
     // Sums of a few products are waited for and added.
     if (split) cost.team = (cost.multiply + cost.operands) / 2 / shape.teams() + shape.products() / 4.0 * kSplitWait;
   } else if (shape.warps_read_boxes()) {
-    cost.multiply = products * 16 * columns * depth / (peak * kVectorShare);
-    cost.operands = shape.products() * shape.teams() * (16 * shape.row_tiles + shape.team_runs * columns) * 32 / 128;
-    cost.team = shape.products() * (kVectorWait + kVectorCycles * shape.row_tiles * shape.team_runs * columns / 8);
+    const double tiles = shape.team_runs * columns / 8;
+    const double reads = 2 * (shape.row_tiles + tiles);
+    cost.operands = shape.products() * shape.teams() * (2 * shape.row_tiles + tiles) * 2;
+    cost.team = shape.products() * (kTileCycles * shape.row_tiles * tiles + kReadCycles * reads);
+    cost.multiply = cost.team * shape.teams() / kSchedulers * kSharedScheduler;
   } else {
     cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
     cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);
@@ -290,7 +295,7 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
                        shape.element_bytes;
   const auto packed = static_cast<double>(reduce_packed_bytes(shape, params));
   const double sums = static_cast<double>(reduce_workspace_bytes(shape, params)) - packed;
-  const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
+  const double finish = shape.partial ? 3e-6 + 2 * sums / (shape.warps_read_boxes() ? kBoxPartRate : 3e12) : 0;
   if (shape.packed) {
     return (bytes + packed) / kPackRate + kPackSeconds + packed_cycles(shape, params, cost, device) / kClock + finish;
   }
