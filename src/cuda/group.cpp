@@ -50,6 +50,7 @@ std::optional<GroupShape> shape_of(const Problem& problem, const DevicePropertie
   GroupShape shape{};
   shape.weight = problem.direction == Direction::grad_weight;
   shape.out_channels = static_cast<int>(problem.out_channels_per_group());
+  shape.copies = problem.dtype == DType::f32;
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];
     shape.kernel[a] = static_cast<int>(axis.kernel);
@@ -95,7 +96,7 @@ KernelSource source_of(const Problem& problem, const GroupShape& s, const char* 
       "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " + std::string(element_name(problem.dtype)) +
       ";\n#include \"group_params.cuh\"\nconstexpr GroupShape kShape = {" + (s.weight ? "true" : "false") + ", " +
       std::to_string(s.out_channels) + ", " + list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " +
-      list(s.tile) + "};\n";
+      list(s.tile) + ", " + (s.copies ? "true" : "false") + "};\n";
   return {.file = file, .config = config, .entry = entry};
 }
 

@@ -10,7 +10,8 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-constexpr int kRowBox = 64;        // channels: what a product takes of the rows
+constexpr int kRowBox = 64;        // channels of two bytes: what a product takes of the rows
+constexpr int kVectorBox = 32;     // channels of four bytes
 constexpr int kMostColumns = 256;  // of one product
 
 // Channels of a box of the shifted tensor that divide a block's evenly.
@@ -84,6 +85,66 @@ TensorBoxes boxes_of(const ReduceShape& shape, const void* address, long long ch
           .steps = {1, step(2), step(1), step(0), 1}};
 }
 
+// What a warp takes of a block: its rows, the channels of its columns, and how warps share the block.
+struct WarpChoice {
+  int row_tiles;
+  int columns;
+  int row_teams;
+  int column_teams;
+  int run_teams;
+};
+
+std::vector<WarpChoice> warp_choices(const ReduceShape& base, int taps) {
+  constexpr int kMostTeams = 8;
+  constexpr int kMostSums = 128;  // of a thread
+  std::vector<WarpChoice> choices;
+  for (const int row_tiles : {2, 4}) {
+    for (const int row_teams : {1, 2, 4}) {
+      if (row_tiles * 16 * row_teams >= base.rows + kVectorBox) continue;
+      for (const int columns : {32, 64, 128}) {
+        for (const int column_teams : {1, 2, 4}) {
+          if (columns * column_teams >= base.columns + kVectorBox) continue;
+          for (int run_teams = 1; run_teams <= taps; ++run_teams) {
+            if (taps % run_teams != 0 || row_teams * column_teams * run_teams > kMostTeams) continue;
+            if (row_tiles * taps / run_teams * columns / 2 > kMostSums) continue;
+            choices.push_back({row_tiles, columns, row_teams, column_teams, run_teams});
+          }
+        }
+      }
+    }
+  }
+  return choices;
+}
+
+// Four-byte elements, read by single warps.
+std::vector<ReduceShape> vector_shapes(const Problem& problem, const Reduction& reduction, ReduceShape base,
+                                       const DeviceProperties& device) {
+  base.row_box = base.column_box = kVectorBox;
+  base.run = 1;
+  std::vector<ReduceShape> shapes;
+  for (const int pixels : {32, 64}) {
+    for (const auto& tile : pixel_boxes(problem, reduction, pixels)) {
+      std::copy(tile.begin(), tile.end(), std::begin(base.tile));
+      for (const auto& taps : tap_choices(base)) {
+        std::copy(taps.begin(), taps.end(), std::begin(base.taps));
+        for (const WarpChoice& choice : warp_choices(base, base.all_taps())) {
+          ReduceShape shape = base;
+          shape.row_tiles = choice.row_tiles;
+          shape.team_columns = choice.columns;
+          shape.row_teams = choice.row_teams;
+          shape.column_teams = choice.column_teams;
+          shape.run_teams = choice.run_teams;
+          shape.team_runs = base.all_taps() / choice.run_teams;
+          const ReduceParams params = reduce_params(problem, reduction, shape, 1);
+          if (!can_map(row_boxes(shape, params)) || !can_map(column_boxes(shape, params))) continue;
+          if (fit_boxes_to_device(shape, device)) shapes.push_back(shape);
+        }
+      }
+    }
+  }
+  return shapes;
+}
+
 }  // namespace
 
 TensorBoxes row_boxes(const ReduceShape& shape, const ReduceParams& params) {
@@ -99,12 +160,16 @@ TensorBoxes column_boxes(const ReduceShape& shape, const ReduceParams& params) {
 std::vector<ReduceShape> box_shapes(const Problem& problem, const Reduction& reduction, ReduceShape base,
                                     const DeviceProperties& device) {
   if (device.arch != 90 || !device.has_wgmma || device.any_batch) return {};
-  if (base.element_bytes != 2 || !base.rows_channels_last || !base.columns_channels_last) return {};
-  if (base.rows < 24 || base.columns < 8) return {};
+  if (!base.rows_channels_last || !base.columns_channels_last) return {};
+  std::fill(std::begin(base.split), std::end(base.split), 1);
+  if (base.math == TileMath::tf32) {
+    return base.rows < 24 || base.columns < 24 ? std::vector<ReduceShape>{}
+                                               : vector_shapes(problem, reduction, base, device);
+  }
+  if (base.element_bytes != 2 || base.rows < 24 || base.columns < 8) return {};
   base.warpgroup = true;
   base.row_box = kRowBox;
   base.column_teams = base.run_teams = 1;
-  std::fill(std::begin(base.split), std::end(base.split), 1);
   std::vector<ReduceShape> shapes;
   for (const int pixels : {64, 128}) {
     for (const auto& tile : pixel_boxes(problem, reduction, pixels)) {

@@ -1,4 +1,4 @@
-// Cuts of grad_weight whose two-byte channels-last tensors come in boxes, and how the copy engine sees those.
+// Cuts of grad_weight whose channels-last tensors come in boxes, and how the copy engine sees those.
 #pragma once
 
 #include <vector>

@@ -10,6 +10,10 @@ int reduce_registers(const ReduceShape& shape) {
   const bool split = shape.math == TileMath::fp32x3;
   const int fragments = shape.warpgroup ? 0 : (split ? 12 : 4) * shape.row_tiles + (split ? 16 : 8);
   if (shape.splits()) return 2 * sums + shape.team_runs + 40;
+  if (shape.warps_read_boxes()) {
+    const int vectors = 4 * shape.row_tiles + 2 * shape.team_runs * shape.column_tiles();
+    return sums + 2 * vectors + 24;  // of two products
+  }
   if (shape.loader_warps > 0) return sums + fragments + shape.team_runs + (shape.warpgroup ? 32 : 56);
   const int halves = shape.warpgroup && shape.element_bytes == 2 ? 24 : 0;  // that wait to be put together
   const int strided = shape.warpgroup && (shape.rows_channels_last || shape.columns_channels_last) ? 16 : 0;
@@ -45,6 +49,11 @@ namespace {
 constexpr double kClock = 1.7e9;
 constexpr double kWarpgroupShare = 1;  // of the tensor cores' peak that products reach
 constexpr double kWarpShare = 0.341;
+// Of single warps that read boxes of four-byte elements:
+constexpr double kTileCycles = 6.3;  // of eight columns of sixteen rows of a product,
+constexpr double kReadCycles = 3.4;  // and of an instruction that reads words of it
+constexpr double kSchedulers = 4;
+constexpr double kSharedScheduler = 0.9;   // what warps of the same scheduler take of the sum of theirs
 constexpr double kSplitFactor = 4.63;      // products in fp32 out of TF32
 constexpr double kTrafficRate = 63.6;      // bytes per cycle and multiprocessor
 constexpr double kRowBytes = 60.1;         // that a row of memory costs beside its own
@@ -80,6 +89,13 @@ constexpr double kPackedStageCycles = 56;
 constexpr double kPackedBlockCycles = 2.44e3;
 constexpr double kPackedPartRate = 200;  // bytes of parts per cycle and multiprocessor
 constexpr double kPackedEndRate = 45.4;  // and of results
+
+// Of cuts whose tensors come in boxes.
+constexpr double kBoxMix = 0.05;  // share of what is not the largest cost
+constexpr double kBoxStageCycles = 10;
+constexpr double kBoxPartRate = 6e12;  // bytes of parts per second, written and read
+constexpr double kBoxEndRate = 10;     // bytes of results per cycle and multiprocessor, of single warps
+constexpr double kBoxBulkRate = 33;    // bytes of boxes that the copy engine brings them
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {
@@ -167,6 +183,12 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
     cost.operands = times * products * (64 + columns) * 32 / 128;
     // Sums of a few products are waited for and added.
     if (split) cost.team = (cost.multiply + cost.operands) / 2 / shape.teams() + shape.products() / 4.0 * kSplitWait;
+  } else if (shape.warps_read_boxes()) {
+    const double tiles = shape.team_runs * columns / 8;
+    const double reads = 2 * (shape.row_tiles + tiles);
+    cost.operands = shape.products() * shape.teams() * (2 * shape.row_tiles + tiles) * 2;
+    cost.team = shape.products() * (kTileCycles * shape.row_tiles * tiles + kReadCycles * reads);
+    cost.multiply = cost.team * shape.teams() / kSchedulers * kSharedScheduler;
   } else {
     cost.multiply = products * 16 * columns * depth / (peak * kWarpShare) * (split ? kSplitFactor : 1.0);
     cost.operands = products * 4 * (1 + columns / 16 / shape.row_tiles);
@@ -181,9 +203,10 @@ StageCost stage_cost(const ReduceShape& shape, const Reduction& reduction, const
                                        (shape.apart[2] ? static_cast<double>(shape.step[2]) / shape.taps[2] : 1.0);
   if (shape.packed || shape.boxes()) {
     cost.loads = 16.0 * shape.stage_cells() / 128;
-    // The copy engine takes as long for a pixel of a few channels as for one of 64.
-    const double short_rows = shape.boxes() ? 64.0 / shape.column_box : 1.0;
-    cost.traffic = 16.0 * (shape.row_cells() + short_rows * shape.column_cells()) / kBulkRate;
+    // The copy engine takes as long for a pixel of a few channels as for one of 128 bytes.
+    const double short_rows = shape.boxes() ? 128.0 / (shape.column_box * shape.element_bytes) : 1.0;
+    cost.traffic = 16.0 * (shape.row_cells() + short_rows * shape.column_cells()) /
+                   (shape.warps_read_boxes() ? kBoxBulkRate : kBulkRate);
     return cost;
   }
   if (shape.loader_warps > 0) {
@@ -239,12 +262,17 @@ double store_waste(const ReduceShape& shape) {
 // The copy engine brings stages into all slots of the ring: a slot waits for a copy and for the products of its stage.
 double packed_cycles(const ReduceShape& shape, const ReduceParams& params, const StageCost& cost,
                      const DeviceProperties& device) {
-  const double busy = std::max({cost.multiply, cost.operands + cost.loads, cost.traffic});
-  const double chain =
-      std::max(cost.multiply + kPackedStageCycles, (kBulkCycles + cost.traffic + cost.multiply) / shape.stages);
+  const double pipe = cost.operands + cost.loads;
+  double busy = std::max({cost.multiply, pipe, cost.traffic});
+  if (shape.warps_read_boxes()) busy += kBoxMix * (cost.multiply + pipe + cost.traffic - busy);
+  const double multiplying = std::max(cost.multiply, cost.team);
+  const double chain = std::max(multiplying + (shape.warps_read_boxes() ? kBoxStageCycles : kPackedStageCycles),
+                                (kBulkCycles + cost.traffic + multiplying) / shape.stages);
   const double stages = std::ceil(static_cast<double>(reduce_stages(params)) / params.parts);
   const double outputs = 4.0 * shape.block_rows() * shape.block_sums();
-  const double ending = shape.partial ? outputs / kPackedPartRate : outputs * store_waste(shape) / kPackedEndRate;
+  const double ending = shape.partial
+                            ? outputs / kPackedPartRate
+                            : outputs * store_waste(shape) / (shape.warps_read_boxes() ? kBoxEndRate : kPackedEndRate);
   return cycles_of_waves(shape, params, device, [&](double at_once) {
     return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kPackedBlockCycles;
   });
@@ -257,20 +285,25 @@ double packed_cycles(const ReduceShape& shape, const ReduceParams& params, const
 double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, const Problem& problem,
                       const Reduction& reduction, const DeviceProperties& device) {
   const StageCost cost = stage_cost(shape, reduction, device);
-  const double bytes =
-      static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
-                          element_count(problem.weight_sizes())) *
-      shape.element_bytes;
+  // Pixels of a channels-last tensor between those that taps reach are not read.
+  double reached = 1;
+  for (int a = 0; a < kSpatialAxes && shape.columns_channels_last; ++a)
+    reached *= std::min(1.0, static_cast<double>(shape.kernel[a]) / shape.step[a]);
+  const double bytes = (static_cast<double>(element_count(problem.input_sizes())) +
+                        static_cast<double>(element_count(problem.output_sizes())) * reached +
+                        static_cast<double>(element_count(problem.weight_sizes()))) *
+                       shape.element_bytes;
   const auto packed = static_cast<double>(reduce_packed_bytes(shape, params));
   const double sums = static_cast<double>(reduce_workspace_bytes(shape, params)) - packed;
-  const double finish = shape.partial ? 3e-6 + 2 * sums / 3e12 : 0;
+  const double finish = shape.partial ? 3e-6 + 2 * sums / (shape.warps_read_boxes() ? kBoxPartRate : 3e12) : 0;
   if (shape.packed) {
     return (bytes + packed) / kPackRate + kPackSeconds + packed_cycles(shape, params, cost, device) / kClock + finish;
   }
 
   if (shape.boxes()) {
-    return std::max(packed_cycles(shape, params, cost, device) / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 +
-           finish;
+    const double cycles = packed_cycles(shape, params, cost, device) / kClock;
+    const double memory = 1.15 * bytes / device.bandwidth;
+    return std::max(cycles, memory) + kBoxMix * std::min(cycles, memory) + 3e-6 + finish;
   }
 
   const double pipe = cost.operands + cost.loads;

@@ -181,7 +181,7 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
 // Warps that only load: all threads start with the same registers; where teams need more, those that load give up what
 // they don't need.
 bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
-  const int loader_registers = shape.packed || shape.boxes() ? 40 : 88;
+  const int loader_registers = shape.warps_read_boxes() ? 56 : shape.packed || shape.boxes() ? 40 : 88;
   constexpr int kRingRegisters = 8;  // of a team, for its way around the stages
   constexpr int kSpare = 16;         // that all threads should have left where registers don't change hands
   const int registers = reduce_registers(shape) + kRingRegisters;
@@ -196,8 +196,10 @@ bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int mo
     if (start < shape.loader_registers || start < 4 * shape.column_tiles() + 32) continue;
     shape.blocks_per_multiprocessor = blocks;
     shape.team_registers = 0;
-    if (!shape.warpgroup && registers > start) continue;  // registers change hands between warpgroups
-    if (shape.warpgroup && registers + kSpare > start) {
+    // Registers change hands between warpgroups; warps that read boxes come in whole ones where they need more.
+    const bool changes = shape.warpgroup || (shape.warps_read_boxes() && shape.team_warps() % 4 == 0);
+    if (!changes && registers > start) continue;
+    if (changes && registers + kSpare > start) {
       const int most = (start * shape.threads() - shape.loader_registers * loader_threads) / team_threads / 8 * 8;
       if (most < registers) continue;
       shape.team_registers = std::min({most, round_up(registers + 24, 8), 240});

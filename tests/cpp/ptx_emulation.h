@@ -162,6 +162,11 @@ inline void copy_16_async(unsigned shared, const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(emulation::place(shared, 16), global, 16);
 }
+inline void copy_16_async(unsigned shared, const void* global, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
+  std::memset(emulation::place(shared, 16), 0, 16);
+  if (bytes > 0) std::memcpy(emulation::place(shared, 16), global, static_cast<std::size_t>(bytes));
+}
 template <int kBytes>
 void copy_async(unsigned shared, const void* global, bool wanted) {
   unsigned char* const target = emulation::place(shared, kBytes);

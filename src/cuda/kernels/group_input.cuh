@@ -13,6 +13,9 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
 
+  const BoxPlace box_place(p, tile, group);
+  if constexpr (kShape.copies) copy_box(p, box_place, box);
+#pragma unroll 4
   for (int i = threadIdx.x; i < kShape.weight_words(); i += kGroupThreads) {
     const int tap = i / 64 % kShape.taps();
     const int out_channel = i / 64 / kShape.taps() * 8 + i / 2 % 4 + i % 2 * 4;
@@ -23,14 +26,19 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
                                               tap / kShape.kernel[2] % kShape.kernel[1] * p.weight_strides[3] +
                                               tap % kShape.kernel[2] * p.weight_strides[4]]);
   }
-  load_box(p, tile, group, box);
-  __syncthreads();
+  if constexpr (kShape.copies) {
+    finish_copies(p, box_place, box);
+  } else {
+    load_box(p, box_place, box);
+    __syncthreads();
+  }
 
   constexpr int kProducts = kShape.pixel_products();
   constexpr int kAlong = kShape.tile[2] / 16;  // products of a row
   float sum[kProducts][4] = {};
   const float* place[kProducts];
   int pixel[kProducts][3];
+  int lead[kProducts];
 #pragma unroll
   for (int i = 0; i < kProducts; ++i) {
     const int index = warp * kProducts + i;
@@ -38,24 +46,27 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
     pixel[i][1] = index / kAlong % kShape.tile[1];
     pixel[i][2] = index % kAlong * 16 + lane / 4;
     place[i] = box + kShape.channel_place(lane % 4) +
-               (pixel[i][0] * kShape.stride[0] * kShape.box(1) + pixel[i][1] * kShape.stride[1]) * kShape.box(2) +
+               (pixel[i][0] * kShape.stride[0] * kShape.box(1) + pixel[i][1] * kShape.stride[1]) * kShape.row_pitch() +
                pixel[i][2] * kShape.stride[2];
+    lead[i] = box_place.lead(p, lane % 4, pixel[i][0] * kShape.stride[0], pixel[i][1] * kShape.stride[1]);
   }
 #pragma unroll
   for (int octet = 0; octet < kShape.out_channels / 8; ++octet) {
 #pragma unroll 1
     for (int row = 0; row < kShape.kernel[0] * kShape.kernel[1]; ++row) {
       const int shift = octet * 8 * kShape.channel_pitch() + kShape.tap_place(row * kShape.kernel[2]);
+      const int leads = row / kShape.kernel[1] * kShape.dilation[0] * BoxPlace::low(p.output_strides[2]) +
+                        row % kShape.kernel[1] * kShape.dilation[1] * BoxPlace::low(p.output_strides[3]);
       const float* const factors = weights + ((octet * kShape.taps() + row * kShape.kernel[2]) * 32 + lane) * 2;
 #pragma unroll
       for (int w = 0; w < kShape.kernel[2]; ++w) {
         const unsigned b[2] = {__float_as_uint(factors[w * 64]), __float_as_uint(factors[w * 64 + 1])};
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) {
-          const float* const at = place[i] + shift + w * kShape.dilation[2];
-          const unsigned a[4] = {__float_as_uint(at[0]), __float_as_uint(at[8 * kShape.stride[2]]),
-                                 __float_as_uint(at[4 * kShape.channel_pitch()]),
-                                 __float_as_uint(at[4 * kShape.channel_pitch() + 8 * kShape.stride[2]])};
+          const float* const at = place[i] + shift + lead_words(lead[i] + leads) + w * kShape.dilation[2];
+          const unsigned a[4] = {box_word(at), box_word(at + 8 * kShape.stride[2]),
+                                 box_word(at + 4 * kShape.channel_pitch()),
+                                 box_word(at + 4 * kShape.channel_pitch() + 8 * kShape.stride[2])};
           ptx::multiply_tf32(sum[i], a, b[0], b[1]);
         }
       }

@@ -38,19 +38,84 @@ __device__ __forceinline__ bool is_inside(int index, int size) {
   return static_cast<unsigned>(index) < static_cast<unsigned>(size);
 }
 
+// Where a block's box begins in the output's gradient.
+struct BoxPlace {
+  int begin[3];
+  const Storage* first;  // of the group's first channel; may lie outside of the tensor
+
+  __device__ __forceinline__ BoxPlace(const GroupParams& p, const GroupTile& tile, int group) {
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) begin[axis] = tile.first[axis] * kShape.stride[axis] - p.pad[axis];
+    first = static_cast<const Storage*>(p.output) + tile.sample * p.output_strides[0] +
+            static_cast<i64>(group) * kShape.out_channels * p.output_strides[1] + begin[0] * p.output_strides[2] +
+            begin[1] * p.output_strides[3] + begin[2];
+  }
+  // The lead of a row, modulo 4, of a channel modulo 4 and whatever depth and height in the box.
+  __device__ __forceinline__ int lead(const GroupParams& p, int channel, int d, int h) const {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(first) / 4) + channel * low(p.output_strides[1]) +
+           d * low(p.output_strides[2]) + h * low(p.output_strides[3]);
+  }
+  static __device__ __forceinline__ int low(i64 stride) { return static_cast<int>(stride) & 3; }
+};
+
+// Elements of a row's lead, out of what BoxPlace::lead says or sums of it.
+__device__ __forceinline__ int lead_words(int sum) { return kShape.copies ? sum & 3 : 0; }
+
+// A word of the box as a factor: rows that threads have loaded are rounded.
+__device__ __forceinline__ unsigned box_word(const float* word) {
+  return kShape.copies ? ptx::round_to_tf32(*word) : __float_as_uint(*word);
+}
+
+// Starts the copies of the box, zeros outside, and in front of the first element of a row whatever is there.
+__device__ __forceinline__ void copy_box(const GroupParams& p, const BoxPlace& place, const float* box) {
+  constexpr int kRowCopies = kShape.row_pitch() / 4;
+  constexpr int kCopies = kShape.out_channels * kShape.box_rows() * kRowCopies;
+  const unsigned target = ptx::shared_address(box);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kCopies; i += kGroupThreads) {
+    const int row = i / kRowCopies;
+    const int channel = row / kShape.box_rows();
+    const int d = row / kShape.box(1) % kShape.box(0);
+    const int h = row % kShape.box(1);
+    const int column = i % kRowCopies * 4 - lead_words(place.lead(p, channel, d, h));
+    const bool exists = is_inside(place.begin[0] + d, p.output_size[0]) &&
+                        is_inside(place.begin[1] + h, p.output_size[1]) && column + 4 > -place.begin[2];
+    const int wanted = exists ? max(0, min(4, p.output_size[2] - place.begin[2] - column)) : 0;
+    const Storage* const source =
+        place.first + channel * p.output_strides[1] + d * p.output_strides[2] + h * p.output_strides[3] + column;
+    const int at = kShape.channel_place(channel) + row % kShape.box_rows() * kShape.row_pitch() + i % kRowCopies * 4;
+    ptx::copy_16_async(target + at * 4, source, wanted * 4);
+  }
+  ptx::commit_copies();
+}
+
+// Once all threads' copies are there: zeros for what a copy brought in front of a row.
+__device__ __forceinline__ void finish_copies(const GroupParams& p, const BoxPlace& place, float* box) {
+  ptx::wait_for_copies<0>();
+  __syncthreads();
+  if (place.begin[2] >= 0) return;
+  for (int row = threadIdx.x; row < kShape.out_channels * kShape.box_rows(); row += kGroupThreads) {
+    const int channel = row / kShape.box_rows();
+    const int lead = lead_words(place.lead(p, channel, row / kShape.box(1) % kShape.box(0), row % kShape.box(1)));
+    float* const line = box + kShape.channel_place(channel) + row % kShape.box_rows() * kShape.row_pitch() + lead;
+#pragma unroll
+    for (int back = 1; back <= 3; ++back) {
+      const int column = -place.begin[2] - back;
+      if (column >= 0 && column < kShape.box(2)) line[column] = 0;
+    }
+  }
+  __syncthreads();
+}
+
 // The box of the output's gradient, zeros outside: a warp takes rows, its lanes neighbours, with the loads of several
 // rows under way, since nothing else hides what they take.
-__device__ __forceinline__ void load_box(const GroupParams& p, const GroupTile& tile, int group, float* box) {
+__device__ __forceinline__ void load_box(const GroupParams& p, const BoxPlace& place, float* box) {
   constexpr int kPieces = (kShape.box(2) + 31) / 32;
   constexpr int kLoads = kShape.weight ? 12 : 20;  // sums of weights take registers
   constexpr int kAtOnce = kPieces >= kLoads ? 1 : kLoads / kPieces;
   constexpr int kRows = kShape.out_channels * kShape.box_rows();
   const int lane = threadIdx.x % 32;
-  int begin[3];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) begin[axis] = tile.first[axis] * kShape.stride[axis] - p.pad[axis];
-  const Storage* const source = static_cast<const Storage*>(p.output) + tile.sample * p.output_strides[0] +
-                                static_cast<i64>(group) * kShape.out_channels * p.output_strides[1] + begin[2] + lane;
+  const Storage* const source = place.first + lane;
 #pragma unroll 1
   for (int first = threadIdx.x / 32; first < kRows; first += kWarps * kAtOnce) {
     Storage values[kAtOnce][kPieces] = {};
@@ -58,15 +123,16 @@ __device__ __forceinline__ void load_box(const GroupParams& p, const GroupTile& 
     for (int i = 0; i < kAtOnce; ++i) {
       const int row = first + i * kWarps;
       const int channel = row / kShape.box_rows();
-      const int d = begin[0] + row / kShape.box(1) % kShape.box(0);
-      const int h = begin[1] + row % kShape.box(1);
-      const bool exists = row < kRows && is_inside(d, p.output_size[0]) && is_inside(h, p.output_size[1]);
+      const int d = row / kShape.box(1) % kShape.box(0);
+      const int h = row % kShape.box(1);
+      const bool exists = row < kRows && is_inside(place.begin[0] + d, p.output_size[0]) &&
+                          is_inside(place.begin[1] + h, p.output_size[1]);
       const Storage* const line =
           source + channel * p.output_strides[1] + d * p.output_strides[2] + h * p.output_strides[3];
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         const int column = piece * 32 + lane;
-        if (exists && column < kShape.box(2) && is_inside(begin[2] + column, p.output_size[2]))
+        if (exists && column < kShape.box(2) && is_inside(place.begin[2] + column, p.output_size[2]))
           values[i][piece] = line[piece * 32];
       }
     }
@@ -75,7 +141,7 @@ __device__ __forceinline__ void load_box(const GroupParams& p, const GroupTile& 
       const int row = first + i * kWarps;
       if (row >= kRows) break;
       float* const target =
-          box + kShape.channel_place(row / kShape.box_rows()) + row % kShape.box_rows() * kShape.box(2) + lane;
+          box + kShape.channel_place(row / kShape.box_rows()) + row % kShape.box_rows() * kShape.row_pitch() + lane;
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         if (piece * 32 + lane < kShape.box(2)) target[piece * 32] = operand(values[i][piece]);

@@ -14,6 +14,9 @@ struct GroupShape {
   int stride[3];
   int dilation[3];
   int tile[3];  // pixels: depth, height, width
+  // Rows of four-byte elements come by copies of 16 bytes, from the multiple of 16 bytes at or before their first
+  // element: how many elements that is, their lead, differs from row to row.
+  bool copies;
 
   constexpr int taps() const { return kernel[0] * kernel[1] * kernel[2]; }
   constexpr int pixels() const { return tile[0] * tile[1] * tile[2]; }
@@ -23,18 +26,21 @@ struct GroupShape {
   constexpr int box_rows() const { return box(0) * box(1); }
 
   // In words. Channels begin on banks of their own: pixels that are two elements apart, of the four channels that the
-  // lanes of grad_input read together or of the eight of grad_weight, meet no bank twice.
-  constexpr int channel_pitch() const { return (box_rows() * box(2) + 25 + 31) / 32 * 32; }
+  // lanes of grad_input read together or of the eight of grad_weight, meet no bank twice; where rows have a lead, which
+  // may be odd, none more than twice.
+  constexpr int row_pitch() const { return copies ? (box(2) + 3 + 3) / 4 * 4 : box(2); }
+  constexpr int channel_pitch() const { return (box_rows() * row_pitch() + 25 + 31) / 32 * 32; }
   constexpr int channel_place(int channel) const {
-    const int bank = weight ? channel % 4 * 8 + channel / 4 % 2 : channel % 2 + channel / 2 % 2 * 16;
-    return channel * channel_pitch() + bank;
+    const int bank = weight ? channel % 4 * 8 : channel / 2 % 2 * 16;
+    const int odd = copies ? 0 : weight ? channel / 4 % 2 : channel % 2;
+    return channel * channel_pitch() + bank + odd;
   }
   constexpr int box_words() const { return out_channels * channel_pitch(); }
   constexpr int tap_place(int tap) const {
     const int w = tap % kernel[2];
     const int h = tap / kernel[2] % kernel[1];
     const int d = tap / kernel[2] / kernel[1];
-    return (d * dilation[0] * box(1) + h * dilation[1]) * box(2) + w * dilation[2];
+    return (d * dilation[0] * box(1) + h * dilation[1]) * row_pitch() + w * dilation[2];
   }
 
   // grad_weight: products of 16 (tap, output channel) rows by 8 input channels, shared out among the warps.

@@ -36,13 +36,19 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
   constexpr int kProducts = kShape.warp_products();
   float sum[kProducts][4] = {};
   int place[kProducts][2];  // of the lane's two rows, eight apart
+  int lead[kProducts][2];   // what taps and channels add to it
 #pragma unroll
   for (int i = 0; i < kProducts; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = min((warp + i * kWarps) * 16 + half * 8 + lane / 4, kShape.rows() - 1);
-      place[i][half] = kShape.channel_place(row % kShape.out_channels) + kShape.tap_place(row / kShape.out_channels) +
-                       lane % 4 * kShape.stride[2];
+      const int tap = row / kShape.out_channels;
+      place[i][half] =
+          kShape.channel_place(row % kShape.out_channels) + kShape.tap_place(tap) + lane % 4 * kShape.stride[2];
+      lead[i][half] =
+          row % kShape.out_channels * BoxPlace::low(p.output_strides[1]) +
+          tap / kShape.kernel[2] / kShape.kernel[1] * kShape.dilation[0] * BoxPlace::low(p.output_strides[2]) +
+          tap / kShape.kernel[2] % kShape.kernel[1] * kShape.dilation[1] * BoxPlace::low(p.output_strides[3]);
     }
   }
   const float* const columns = pixels + lane / 4 * kShape.pixel_pitch() + lane % 4;
@@ -51,26 +57,34 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
 #pragma unroll 1
   for (int index = part; index < tiles; index += p.parts) {
     const GroupTile tile(p, index);
+    const BoxPlace box_place(p, tile, group);
     __syncthreads();
-    load_pixels(p, tile, group, pixels);
-    load_box(p, tile, group, box);
-    __syncthreads();
+    if constexpr (kShape.copies) {
+      copy_box(p, box_place, box);
+      load_pixels(p, tile, group, pixels);
+      finish_copies(p, box_place, box);
+    } else {
+      load_pixels(p, tile, group, pixels);
+      load_box(p, box_place, box);
+      __syncthreads();
+    }
 #pragma unroll 1
     for (int row = 0; row < kShape.tile[0] * kShape.tile[1]; ++row) {
       const int shift =
           (row / kShape.tile[1] * kShape.stride[0] * kShape.box(1) + row % kShape.tile[1] * kShape.stride[1]) *
-          kShape.box(2);
+          kShape.row_pitch();
+      const int leads =
+          box_place.lead(p, 0, row / kShape.tile[1] * kShape.stride[0], row % kShape.tile[1] * kShape.stride[1]);
 #pragma unroll 2
       for (int w = 0; w < kShape.tile[2]; w += 8) {
         const float* const column = columns + row * kShape.tile[2] + w;
         const unsigned b[2] = {__float_as_uint(column[0]), __float_as_uint(column[4])};
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) {
-          const float* const upper = box + place[i][0] + shift + w * kShape.stride[2];
-          const float* const lower = box + place[i][1] + shift + w * kShape.stride[2];
-          const unsigned a[4] = {__float_as_uint(upper[0]), __float_as_uint(lower[0]),
-                                 __float_as_uint(upper[4 * kShape.stride[2]]),
-                                 __float_as_uint(lower[4 * kShape.stride[2]])};
+          const float* const upper = box + place[i][0] + shift + lead_words(lead[i][0] + leads) + w * kShape.stride[2];
+          const float* const lower = box + place[i][1] + shift + lead_words(lead[i][1] + leads) + w * kShape.stride[2];
+          const unsigned a[4] = {box_word(upper), box_word(lower), box_word(upper + 4 * kShape.stride[2]),
+                                 box_word(lower + 4 * kShape.stride[2])};
           ptx::multiply_tf32(sum[i], a, b[0], b[1]);
         }
       }

@@ -39,6 +39,11 @@ __device__ __forceinline__ void copy_16_async(unsigned shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// As many bytes of the sixteen, a multiple of 4, and zeros.
+__device__ __forceinline__ void copy_16_async(unsigned shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
 // Bytes (4, 8 or 16, both addresses aligned to them) or zeros.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned shared, const void* global, bool wanted) {

@@ -28,7 +28,7 @@ __device__ __forceinline__ void store_parts(const ReduceParams& params, const Re
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = team.row(tile) + threadIdx.x % 32 / 4 + 8 * half;
+      const int row = team.row(tile, half);
       if (block.first_row + row < kShape.rows) store_row(team, tile, half, sums + row * kShape.block_sums());
     }
   }
@@ -63,8 +63,8 @@ __device__ __forceinline__ void store_staged(const ReduceParams& params, const R
     const float* const source = staged + kShape.sum_of(column, d, h, w);
 #pragma unroll 4
     for (int slot = first_slot; slot < kShape.staged_rows(); slot += kRowsAtOnce) {  // [team][warp of it][row]
-      const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
-                      slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
+      const int row = block.first_row + slot / kTeamSlots * kRowTiles * kShape.tile_rows() +
+                      slot % kTeamSlots / 8 * 16 + kShape.row_of(tile, half, slot % 8);
       if (row < kShape.rows) target[row * stride[1]] = to_storage(source[slot * kShape.staged_pitch()], Element());
     }
   }
@@ -261,7 +261,7 @@ __device__ __forceinline__ void copy_boxes(const BlockParams& block_params, cons
     const int h = start.begin[2] + tap / kShape.taps[2] % kShape.taps[1] * kShape.tap_step[1];
     const int d = start.begin[1] + tap / kShape.taps[2] / kShape.taps[1] * kShape.tap_step[0];
 #pragma unroll 1
-    for (int column = 0; column < kShape.team_columns; column += kShape.column_box) {
+    for (int column = 0; column < kShape.block_columns(); column += kShape.column_box) {
       const int at[5] = {first_column + column, w, h, d, start.begin[0]};
       ptx::copy_tensor(target, &block_params.columns, at, loaded);
       target += kShape.column_box_bytes();
@@ -290,16 +290,21 @@ using BlockParams = ReduceParams;
 __device__ __forceinline__ const ReduceParams& reduce_params(const BlockParams& params) { return params; }
 #endif
 
-// The products of a stage are under way while the next one's are started.
+// A stage that single warps have read is free; a warpgroup's products of a stage are under way while the next one's are
+// started.
 __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring, TeamTile& team) {
   unsigned former = 0;
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
     ptx::wait_barrier(ring.loaded(), ring.lap);
     team.multiply_stage(ring.stage(), 0, kShape.products());
-    team.end_former_stage();
-    if (index > stages.begin) ptx::arrive(former);
-    former = ring.done();
+    if constexpr (kShape.warpgroup) {
+      team.end_former_stage();
+      if (index > stages.begin) ptx::arrive(former);
+      former = ring.done();
+    } else {
+      ptx::arrive(ring.done());
+    }
     ring.advance();
   }
   team.end_stage();
@@ -311,11 +316,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const ReduceBlock block(params, blockIdx.x);
   const unsigned shared = ptx::shared_address(shared_memory);
-  const Stages stages(params, block, shared);
   float* const staged = reinterpret_cast<float*>(shared_memory);
   if constexpr (kShape.loader_warps == 0) {
     Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
     __syncthreads();
+    const Stages stages(params, block, shared);
     TeamTile team(column_lead(params, block));
     load_and_multiply(params, block, stages, loader, team);
     store_sums(params, block, team, staged);
@@ -326,6 +331,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+      const Stages stages(params, block, shared);
 #if kTensorCopies
       if (warp == kShape.team_warps()) fetch_boxes(block_params, block, stages, ring);
 #else
@@ -339,6 +345,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
       if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
+      // What lives from before the registers change hands is kept in memory.
+      const Stages stages(params, block, shared);
       TeamTile team(column_lead(params, block));
       multiply_stages(stages, ring, team);
       meet();

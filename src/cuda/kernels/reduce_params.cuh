@@ -69,8 +69,9 @@ struct ReduceShape {
   int column_copy;
   int raw_stages;  // of its copies
   bool packed;     // a kernel before has arranged both tensors as the stages of the blocks: they come whole
-  // Two-byte channels-last tensors: channels of a box that the copy engine brings, pixels as they lie, those of each
-  // tap on their own. Products read them with channels along the rows, so that nothing is arranged. 0: no boxes.
+  // Channels-last tensors: channels of a box that the copy engine brings, pixels as they lie, those of each tap on
+  // their own. Products of two-byte elements read them with channels along the rows, single warps read four-byte ones
+  // as fragments, so that nothing is arranged. 0: no boxes.
   int row_box;
   int column_box;
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
@@ -82,6 +83,7 @@ struct ReduceShape {
   bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
 
   constexpr bool boxes() const { return row_box > 0; }
+  constexpr bool warps_read_boxes() const { return boxes() && !warpgroup; }
   constexpr int row_box_bytes() const { return pixels() * row_box * element_bytes; }
   constexpr int column_box_bytes() const { return pixels() * column_box * element_bytes; }
 
@@ -130,8 +132,8 @@ struct ReduceShape {
   constexpr int row_units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int column_units() const { return tile[0] * extent(0) * extent(1) * extent(2); }
   constexpr int pixels() const { return boxes() ? row_units() : row_units() * vector(); }
-  // Two units at a time, neighbours along the width, or sixteen pixels.
-  constexpr int products() const { return boxes() ? row_units() / 16 : row_units() / 2; }
+  // Two units at a time, neighbours along the width, or as many pixels of a box.
+  constexpr int products() const { return pixels() / (2 * vector()); }
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
   constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
@@ -140,7 +142,7 @@ struct ReduceShape {
     return boxes() ? block_rows() / row_box * row_box_bytes() / 16 : (row_units() * row_pitch() + 7) / 8 * 8;
   }
   constexpr int column_cells() const {
-    return boxes() ? all_taps() * team_columns / column_box * column_box_bytes() / 16
+    return boxes() ? all_taps() * block_columns() / column_box * column_box_bytes() / 16
                    : (column_teams * team_cells() + 7) / 8 * 8;
   }
   // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
@@ -268,6 +270,12 @@ struct ReduceShape {
     const int block_run = (d * taps[1] + h) * width_runs() + w / run;
     return (column / team_columns * all_runs() + block_run) * run_columns() + w % run * team_columns +
            column % team_columns;
+  }
+
+  // The row of a warp, among those of its team, that the lanes of one of its eight fragment rows hold in each half of a
+  // tile. Of boxes neighbouring channels are read at once, which are rows of both halves.
+  constexpr int row_of(int tile, int half, int lane_row) const {
+    return tile * tile_rows() + (warps_read_boxes() ? 2 * lane_row + half : 8 * half + lane_row);
   }
 
   // Results pass through shared memory, eight rows of every warp at a time, so that they leave in the weight's order.

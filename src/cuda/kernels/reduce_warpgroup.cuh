@@ -20,8 +20,10 @@ struct TeamTile : TeamPlace {
   // serialised.
   __device__ __forceinline__ explicit TeamTile(int lead) : TeamPlace(__shfl_sync(~0u, threadIdx.x / 128, 0), lead) {}
 
-  // The first of the sixteen rows that this thread's warp holds of a tile.
-  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
+  // The row of the block that this thread holds of a half of a tile.
+  __device__ __forceinline__ int row(int tile, int half) const {
+    return first_row + threadIdx.x / 32 % 4 * 16 + kShape.row_of(tile, half, threadIdx.x % 32 / 4);
+  }
 
   // Adds the products of a stage in fp32 out of TF32. The tensor cores cut the bits that they shift out; sums of a few
   // products are therefore added in fp32.
