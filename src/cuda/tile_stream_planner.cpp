@@ -165,6 +165,66 @@ int row_vector_of(const Problem& problem, const TileShape& shape, bool aligned) 
   return 1;
 }
 
+// The longest vectors of the output that lines of an image divide into, all inside or all outside.
+int image_vector_of(const Problem& problem, const TileShape& shape) {
+  const Strides& strides = tile_output_strides(problem);
+  const auto outputs = [&](int a) { return shape.gradient ? problem.axes[a].input : problem.axes[a].output(); };
+  const auto lead = [&](int a) { return shape.gradient ? 0 : problem.axes[a].pad_begin % problem.axes[a].stride; };
+  const auto divides = [&](std::int64_t vector) {
+    for (const int d : {0, 1, 2}) {
+      if (strides[d] % vector != 0) return false;
+    }
+    const std::int64_t row = shape.image_row;
+    if (shape.joins_rows) {
+      return shape.tile[2] * shape.span[1] * row % vector == 0 && lead(1) * row % vector == 0 &&
+             outputs(1) * row % vector == 0;
+    }
+    const bool whole_row = shape.tile[3] >= tile_cells(problem, 2);
+    return strides[3] % vector == 0 && row % vector == 0 && outputs(2) % vector == 0 &&
+           (whole_row || lead(2) % vector == 0);
+  };
+  int vector = shape.vector();
+  while (vector > 1 && !divides(vector)) vector /= 2;
+  return vector;
+}
+
+// How outputs pass through shared memory: as they will lie in the tensor, where every output of a row has a phase here.
+void set_image(const Problem& problem, TileShape& shape, bool aligned) {
+  shape.image_row = shape.image_lead = 0;
+  shape.joins_rows = false;
+  const Strides& strides = tile_output_strides(problem);
+  if (shape.output_channels_last || strides[4] != 1 || shape.depth_blocks > 1) return;
+  if (shape.span[2] != shape.output_step(2) || (shape.all_slots() > 1 && shape.block_channels % 8 != 0)) return;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.slots[a] != shape.span[a]) return;
+  }
+  const Axis& width = problem.axes[2];
+  const std::int64_t length = shape.gradient ? width.input : width.output();
+  const std::int64_t height = shape.gradient ? problem.axes[1].input : problem.axes[1].output();
+  const auto lead = static_cast<int>(shape.gradient ? 0 : width.pad_begin % width.stride);
+  const int positions = shape.tile[3] * shape.span[2];
+  const bool whole_rows = shape.tile[3] >= tile_cells(problem, 2);
+  shape.image_row = positions;
+  if (whole_rows && lead > 0) {
+    shape.image_row = static_cast<int>(length);
+    shape.image_lead = lead;
+  }
+  shape.row_vector = aligned ? image_vector_of(problem, shape) : 1;
+  const bool may_join = whole_rows && shape.span[1] == shape.output_step(1) && shape.tile[2] * shape.span[1] > 1 &&
+                        strides[3] == length && height * length <= kIntMax &&
+                        !(shape.image_of_columns() && shape.stacks_tiles());
+  if (!aligned || !may_join) return;
+  TileShape joined = shape;
+  joined.joins_rows = true;
+  joined.image_row = static_cast<int>(length);
+  joined.image_lead = lead;
+  joined.row_vector = image_vector_of(problem, joined);
+  // What is no output must be left out of joined rows, one store for each phase then.
+  const bool leaves_out_more = joined.image_row != shape.image_row;
+  if (joined.row_vector > shape.row_vector || (joined.row_vector == shape.row_vector && !leaves_out_more))
+    shape = joined;
+}
+
 constexpr int kLeastRegisters = 64;        // at a kernel's start
 constexpr int kLeastRegistersToStay = 96;  // loaders keep more from tile to tile
 constexpr int kMostCopyPlaces = 6;         // of a thread that loads, in registers
@@ -224,6 +284,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   const int others = shape.splits() ? 52 : shape.element_bytes == 2 ? 48 : 32;
   const int needed = parts * sums + per_fragment * shape.line_fragments() + others;
   const int store_vector = shape.store_vector;
+  const int image_row = shape.image_row;
   for (const int blocks : {3, 2, 1}) {
     if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
     shape.blocks_per_multiprocessor = blocks;
@@ -231,12 +292,13 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
     shape.stays = shape.depth_blocks == 1 && at_start >= least_to_stay;
     shape.store_vector = shape.stays ? store_vector : 0;
+    shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
     if (at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
-    const int most_turns = shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
+    const int most_turns = shape.image_row > 0 || shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
     if (shape.stays && shape.store_vector == 0)
       shape.stays = shape.block_channels <= most_turns * shape.turn_channels();
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
@@ -246,13 +308,15 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int lines = shape.all_backs() / shape.line_backs();
     const int stage_lines = std::clamp(most / per_line, 1, lines);
     shape.stage_backs = static_cast<int>(ceil_div(lines, ceil_div(lines, stage_lines))) * shape.line_backs();
+    // Blocks that stay load the next tile's chunks, too.
+    const int most_inputs = shape.stays ? 4 : std::min(4, shape.block_chunks());
     shape.input_ring = std::min(2, shape.block_chunks());
     shape.weight_ring = 2;
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
       for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
-        const int limit = ring == &shape.input_ring ? std::min(4, shape.block_chunks()) : 4;
+        const int limit = ring == &shape.input_ring ? most_inputs : 4;
         if (*ring >= limit) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
@@ -322,6 +386,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           shape.stays = shape.depth_blocks == 1;
           shape.store_vector = store_vector_of(problem, shape, aligned);
           shape.row_vector = row_vector_of(problem, shape, aligned);
+          set_image(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;

@@ -158,6 +158,20 @@ inline void load_matrices(unsigned (&out)[4], unsigned address) {
   }
 }
 
+template <std::size_t kMatrices>
+void store_matrices_transposed(unsigned address, const unsigned (&words)[kMatrices]) {
+  const int lane = emulation::lane();
+  const tconv::test::BlockEmulator::Exchange rows({address});
+  for (int matrix = 0; matrix < static_cast<int>(kMatrices); ++matrix) {
+    for (int half = 0; half < 2; ++half) {
+      const unsigned row = rows.lane(matrix * 8 + lane % 4 * 2 + half)[0];
+      emulation::place(row, 16);
+      const auto bits = static_cast<std::uint16_t>(words[matrix] >> (16 * half));
+      std::memcpy(emulation::place(row + static_cast<unsigned>(lane / 4) * 2, 2), &bits, 2);
+    }
+  }
+}
+
 inline void copy_16_async(unsigned shared, const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(emulation::place(shared, 16), global, 16);
@@ -200,6 +214,10 @@ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) 
   std::memcpy(out, emulation::place(shared, kBytes), kBytes);
 }
 inline void store_16(unsigned shared, const Cell& cell) { std::memcpy(emulation::place(shared, 16), &cell, 16); }
+template <std::size_t kWords>
+void store_shared(unsigned shared, const unsigned (&words)[kWords]) {
+  std::memcpy(emulation::place(shared, sizeof(words)), words, sizeof(words));
+}
 inline void store_shared_half(unsigned shared, unsigned bits) { std::memcpy(emulation::place(shared, 2), &bits, 2); }
 
 inline float load_from_block(unsigned address, int rank) {

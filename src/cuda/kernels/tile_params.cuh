@@ -77,6 +77,11 @@ struct TileShape {
   // memory.
   int store_vector;
   int row_vector;  // outputs of a row that leave shared memory by one store
+  // Streams: outputs pass through shared memory as they will lie in the tensor (tile_stream_store_image.cuh), with
+  // `image_row` of them from one row to the next. 0: they pass as sums, a matrix for each phase.
+  int image_row;
+  int image_lead;   // positions before a row's first output, which are left out
+  bool joins_rows;  // a tile has whole rows, which follow each other in the tensor
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -394,16 +399,29 @@ struct TileShape {
     return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
   constexpr int staged_bytes(int channels) const {
+    if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
+
+  // An image has the order of the columns where each cell is one output, otherwise that of the outputs. Its channels
+  // begin on different banks, for stores by columns as for those by vectors of phases.
+  constexpr bool image_of_columns() const { return span[0] * span[1] * span[2] == 1; }
+  constexpr int image_outputs() const { return tile[0] * tile[1] * span[0] * tile[2] * span[1] * image_row; }
+  constexpr int image_pitch() const {  // in bytes
+    const int bytes = (image_of_columns() ? columns() : image_outputs()) * element_bytes;
+    return (bytes + 47) / 64 * 64 + 16;
+  }
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
   constexpr int turn_channels() const {
     int channels = block_channels;
     if (store_vector > 0) return channels;
     int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
     if (stays) room = (blocks_per_multiprocessor == 1 ? 40 : 20) * 1024;
-    while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    if (stays && image_row > 0 && element_bytes == 2) room = (blocks_per_multiprocessor == 1 ? 72 : 36) * 1024;
+    // Whole turns of eight channels, whose sums each thread knows when it is compiled.
+    const int least = image_row > 0 ? 8 : 4;
+    while (channels > least && channels % (image_row > 0 ? 16 : 2) == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
     return channels;
   }
   // Where outputs are staged: in place of the operands, or beside those of the next tile.

@@ -4,7 +4,8 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies) and vectors leave from the sums (kStoresVectors: 0 no, 1 along the width, 2 along the channels).
+// (kTensorCopies) and how outputs leave (kStoresVectors: 0 through shared memory as sums, 3 as they will lie in the
+// tensor; straight from the sums in vectors, 1 along the width, 2 along the channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -19,6 +20,8 @@
 #include "tile_stream_store_width.cuh"
 #elif kStoresVectors == 2
 #include "tile_stream_store_channels.cuh"
+#elif kStoresVectors == 3
+#include "tile_stream_store_image.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -216,7 +219,9 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
-#if kStoresVectors
+#if kStoresVectors == 3
+    OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
+#elif kStoresVectors
     store_directly(VectorStore(params, place.rows, place.cells), team);
 #else
     if (!kShape.stays) sync_storing();
