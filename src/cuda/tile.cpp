@@ -38,7 +38,7 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
           number(s.window) + number(s.window_taps) + number(s.line_axis) + text_of(s.stays) + ", " +
           number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.image_row) +
-          number(s.image_lead) + text_of(s.joins_rows) + ", " + number(s.row_tiles) + number(s.column_tiles);
+          number(s.image_lead) + text_of(s.joins_rows) + ", " + text_of(s.bulk_lines) + ", " + number(s.row_tiles) + number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
@@ -185,7 +185,7 @@ class TileKernel final : public Kernel {
     pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
                                                                       : shape_.channel_chunks() * shape_.slabs /
                                                                             std::max(pack_slabs(shape_), 1)),
-                  .grid_y = static_cast<unsigned>(params_.channel_blocks),
+                  .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
                   .grid_z = static_cast<unsigned>(params_.groups),
                   .block = kPackThreads};
   }
@@ -237,8 +237,8 @@ class TileKernel final : public Kernel {
   }
 
   std::size_t packed_bytes() const {
-    long long rows = static_cast<long long>(params_.groups) * params_.channel_blocks;
-    for (const int blocks : params_.residue_blocks) rows *= blocks;
+    const long long rows =
+        static_cast<long long>(params_.groups) * shape_.channel_blocks() * shape_.all_residue_blocks();
     return static_cast<std::size_t>(rows * shape_.packed_bytes() + shape_.packed_tail_bytes());
   }
 
@@ -300,9 +300,9 @@ class TileKernel final : public Kernel {
       params.pad[a] = static_cast<int>(axis.pad_begin);
       params.first_cell[a] = shape_.gradient ? 0 : static_cast<int>(axis.pad_begin / axis.stride);
       params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(problem, a), shape_.tile[1 + a]));
-      params.residue_blocks[a] = static_cast<int>(ceil_div(shape_.output_step(a), shape_.span[a]));
+      params.residue_blocks[a] = shape_.residue_blocks(a);
     }
-    params.channel_blocks = static_cast<int>(ceil_div(shape_.out_channels, shape_.block_channels));
+    params.channel_blocks = shape_.channel_blocks();
     return params;
   }
 

@@ -82,6 +82,7 @@ struct TileShape {
   int image_row;
   int image_lead;   // positions before a row's first output, which are left out
   bool joins_rows;  // a tile has whole rows, which follow each other in the tensor
+  bool bulk_lines;  // the copy engine brings them to the tensor
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -175,6 +176,11 @@ struct TileShape {
   // What one step between cells is in the tensor that is read and in the one that is written.
   constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
   constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis]; }
+
+  // Blocks along the output channels of a group, and along the residues of an axis.
+  constexpr int channel_blocks() const { return (out_channels + block_channels - 1) / block_channels; }
+  constexpr int residue_blocks(int axis) const { return (output_step(axis) + span[axis] - 1) / span[axis]; }
+  constexpr int all_residue_blocks() const { return residue_blocks(0) * residue_blocks(1) * residue_blocks(2); }
 
   // Whether residue `residue` of an axis has a tap at a distance.
   constexpr bool has_tap(int axis, int residue, int back) const {
@@ -483,8 +489,9 @@ struct TileParams {
   int pad[3];
   int first_cell[3];  // of output 0
   int tiles[4];       // blocks along samples, depth, height, width
+  // As in TileShape, for those who work out a grid from here.
   int residue_blocks[3];
-  int channel_blocks;  // blocks along the output channels of a group
+  int channel_blocks;
 };
 
 // How the copy engine finds boxes of a tensor; the driver writes it.

@@ -34,22 +34,28 @@ struct OutputImage {
     Element* output =
         static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
         (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
-    const Site first = site_of(threadIdx.x % kAcross * kVector);
+    const Site first = kShape.bulk_lines ? Site{} : site_of(threadIdx.x % kAcross * kVector);
     // Unrolled: which sums a turn takes is known then.
 #pragma unroll
     for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
+      if constexpr (kShape.bulk_lines) ptx::wait_for_bulk_reads();
       sync_storing();  // what is there has left, or been multiplied
       if constexpr (kShape.image_of_columns()) {
         stage_columns(team, turn);
       } else {
         stage_phases(team, turn);
       }
+      if constexpr (kShape.bulk_lines) ptx::fence_for_async_proxy();
       sync_storing();
       const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
-      copy_out(first, channels, output);
+      if constexpr (kShape.bulk_lines) {
+        send_lines(channels, output);
+      } else {
+        copy_out(first, channels, output);
 #pragma unroll 1
-      for (int place = threadIdx.x % kAcross + kAcross; place < kPlaces; place += kAcross)
-        copy_out(site_of(place * kVector), channels, output);
+        for (int place = threadIdx.x % kAcross + kAcross; place < kPlaces; place += kAcross)
+          copy_out(site_of(place * kVector), channels, output);
+      }
       output += kTurnChannels * params.output_strides[1];
     }
   }
@@ -209,6 +215,28 @@ struct OutputImage {
       site.inside = site.inside && h.inside && w.inside;
     }
     return site;
+  }
+
+  // Whole lines by the copy engine, as far as they are inside.
+  __device__ __forceinline__ void send_lines(int channels, Element* output) const {
+    constexpr int kLines = kShape.image_outputs() / kLine;
+    const int extent = kShape.joins_rows ? params.output_size[1] * kRow : params.output_size[2];
+    const int axis = kShape.joins_rows ? 1 : 2;
+    const int step = kShape.joins_rows ? kRow : 1;
+    const int first =
+        (cells.first[1 + axis] * kShape.output_step(axis) - output_pad(params, axis)) * step +
+        (kShape.joins_rows ? 0 : kShape.image_lead);
+    const int begin = max(-first, 0);
+    const int end = min(kLine, extent - first);
+#pragma unroll 1
+    for (int item = threadIdx.x; item < kLines * kTurnChannels; item += kThreads) {
+      const int channel = item % kTurnChannels;
+      const Site site = site_of(item / kTurnChannels * kLine + begin);
+      if (!site.inside || channel >= channels) continue;
+      ptx::copy_bulk_out(output + site.place + channel * params.output_strides[1],
+                         image + channel * kChannelPitch + site.from * kBytes, (end - begin) * kBytes);
+    }
+    ptx::commit_bulk();
   }
 
   // A vector of each channel, or of some of them.
