@@ -69,8 +69,7 @@ struct OutputImage {
       const int lane_channel = threadIdx.x % 4 * 2;
 #pragma unroll
       for (int i = 0; kShape.bias && i < kOctets * 2; ++i)
-        add[i / 2][i % 2] =
-            bias_of(owner.params, owner.rows, turn * kTurnChannels + i / 2 * 8 + lane_channel + i % 2);
+        add[i / 2][i % 2] = bias_of(owner.params, owner.rows, turn * kTurnChannels + i / 2 * 8 + lane_channel + i % 2);
     }
     __device__ __forceinline__ float operator()(float sum, int octet, int side) const {
       if constexpr (kShape.bias) {
@@ -92,10 +91,9 @@ struct OutputImage {
     const int lane = ptx::opaque(threadIdx.x % 32);  // or places would be kept in registers from turn to turn
     const int column = team.first_column + threadIdx.x / 32 % 4 * 16;
     if constexpr (kBytes == 2) {
-      const unsigned at =
-          image + (lane % 8 + lane / 16 * 8) * kChannelPitch + (column + lane / 8 % 2 * 8) * kBytes;
+      const unsigned at = image + (lane % 8 + lane / 16 * 8) * kChannelPitch + (column + lane / 8 % 2 * 8) * kBytes;
       const auto word = [&](int tile, int octet, int half) {
-        const float(&sums)[4] = team.octet(tile, turn * kOctets + octet);
+        const float (&sums)[4] = team.octet(tile, turn * kOctets + octet);
         return pair(bias(sums[half * 2], octet, 0), bias(sums[half * 2 + 1], octet, 1));
       };
 #pragma unroll
@@ -130,10 +128,10 @@ struct OutputImage {
   __device__ __forceinline__ void stage_phases(const CellTeam& team, int turn) const {
     constexpr bool kLeavesOut = kWidths != kRow;
     constexpr int kMost = kLeavesOut ? 1 : kShape.vector();
-    constexpr int kAtOnce = kShape.span[2] % kMost == 0               ? kMost
-                            : kMost >= 4 && kShape.span[2] % 4 == 0   ? 4
-                            : kMost >= 2 && kShape.span[2] % 2 == 0   ? 2
-                                                                      : 1;
+    constexpr int kAtOnce = kShape.span[2] % kMost == 0             ? kMost
+                            : kMost >= 4 && kShape.span[2] % 4 == 0 ? 4
+                            : kMost >= 2 && kShape.span[2] % 2 == 0 ? 2
+                                                                    : 1;
     const Bias bias(*this, turn);
     const int lane = ptx::opaque(threadIdx.x % 32);
 #pragma unroll
@@ -223,9 +221,8 @@ struct OutputImage {
     const int extent = kShape.joins_rows ? params.output_size[1] * kRow : params.output_size[2];
     const int axis = kShape.joins_rows ? 1 : 2;
     const int step = kShape.joins_rows ? kRow : 1;
-    const int first =
-        (cells.first[1 + axis] * kShape.output_step(axis) - output_pad(params, axis)) * step +
-        (kShape.joins_rows ? 0 : kShape.image_lead);
+    const int first = (cells.first[1 + axis] * kShape.output_step(axis) - output_pad(params, axis)) * step +
+                      (kShape.joins_rows ? 0 : kShape.image_lead);
     const int begin = max(-first, 0);
     const int end = min(kLine, extent - first);
 #pragma unroll 1
