@@ -38,7 +38,7 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
           number(s.window) + number(s.window_taps) + number(s.line_axis) + text_of(s.stays) + ", " +
           number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.image_row) +
-          number(s.image_lead) + text_of(s.joins_rows) + ", " + text_of(s.bulk_lines) + ", " + number(s.row_tiles) + number(s.column_tiles);
+          number(s.image_lead) + text_of(s.joins_rows) + ", " + number(s.row_tiles) + number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";

@@ -222,16 +222,6 @@ __device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, i
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// The other way. What was asked for since the last commit_bulk() is a group; a thread waits until the engine has read
-// all that it has asked for.
-__device__ __forceinline__ void copy_bulk_out(void* global, unsigned shared, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_bulk_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
 // A box of a tensor of five dimensions, announced to a barrier; `at` counts from the fastest one, and may lie outside.
 __device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
   asm volatile(
@@ -284,6 +274,11 @@ __device__ __forceinline__ float waited_for(float sum) {
 template <int kThreads>
 __device__ __forceinline__ void sync_first_threads() {
   asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+// A barrier of one warpgroup of a block, of at most fourteen.
+__device__ __forceinline__ void sync_warpgroup(int index) {
+  asm volatile("barrier.sync %0, 128;" ::"r"(2 + index) : "memory");
 }
 
 // The nearest TF32 value: ties to even, as cuDNN does on sm_90, by one instruction where there is one, or away from

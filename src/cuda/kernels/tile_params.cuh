@@ -82,7 +82,6 @@ struct TileShape {
   int image_row;
   int image_lead;   // positions before a row's first output, which are left out
   bool joins_rows;  // a tile has whole rows, which follow each other in the tensor
-  bool bulk_lines;  // the copy engine brings them to the tensor
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps

@@ -228,5 +228,4 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
 #endif
   });
-  if (kShape.bulk_lines) ptx::wait_for_bulk_reads();  // before the block's shared memory goes to another
 }

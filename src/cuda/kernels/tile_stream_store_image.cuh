@@ -2,10 +2,10 @@
 // by side. They leave it in vectors, and rows that follow each other in the tensor as one.
 #pragma once
 
-// How many threads take neighbouring places; the others take other channels.
-constexpr int threads_across(int places) {
-  int across = places < kThreads ? places : kThreads;
-  while (kThreads % across != 0) ++across;
+// Of the threads that store together, how many take neighbouring places; the others take other channels.
+constexpr int threads_across(int threads, int places) {
+  int across = places < threads ? places : threads;
+  while (threads % across != 0) ++across;
   return across;
 }
 
@@ -17,9 +17,12 @@ struct OutputImage {
   static constexpr int kVector = kShape.row_vector;
   // Neighbours in memory: a row's outputs, or those of all rows.
   static constexpr int kLine = kShape.joins_rows ? kHeights * kRow : kRow;
+  // Where columns are outputs, a team stores its own, and waits for no other.
+  static constexpr bool kAlone = kShape.image_of_columns();
+  static constexpr int kStoring = kAlone ? 128 : kThreads;
   // Neighbouring threads take neighbouring vectors, of the same channels.
-  static constexpr int kPlaces = kShape.image_outputs() / kVector;
-  static constexpr int kAcross = threads_across(kPlaces);
+  static constexpr int kPlaces = (kAlone ? kShape.column_tiles * 8 : kShape.image_outputs()) / kVector;
+  static constexpr int kAcross = threads_across(kStoring, kPlaces);
 
   const TileParams& params;
   const BlockRows& rows;
@@ -34,33 +37,37 @@ struct OutputImage {
     Element* output =
         static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
         (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
-    const Site first = kShape.bulk_lines ? Site{} : site_of(threadIdx.x % kAcross * kVector);
-    // Unrolled: which sums a turn takes is known then.
+    const int thread = threadIdx.x % kStoring;
+    const Site first = site_of(team, thread % kAcross * kVector);
+    if (!kShape.stays) sync_storing();  // what is there has been multiplied
+                                        // Unrolled: which sums a turn takes is known then.
 #pragma unroll
     for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
-      if constexpr (kShape.bulk_lines) ptx::wait_for_bulk_reads();
-      sync_storing();  // what is there has left, or been multiplied
-      if constexpr (kShape.image_of_columns()) {
+      if (kShape.stays || turn > 0) sync();  // what is there has left
+      if constexpr (kAlone) {
         stage_columns(team, turn);
       } else {
         stage_phases(team, turn);
       }
-      if constexpr (kShape.bulk_lines) ptx::fence_for_async_proxy();
-      sync_storing();
+      sync();
       const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
-      if constexpr (kShape.bulk_lines) {
-        send_lines(channels, output);
-      } else {
-        copy_out(first, channels, output);
+      copy_out(first, channels, output);
 #pragma unroll 1
-        for (int place = threadIdx.x % kAcross + kAcross; place < kPlaces; place += kAcross)
-          copy_out(site_of(place * kVector), channels, output);
-      }
+      for (int place = thread % kAcross + kAcross; place < kPlaces; place += kAcross)
+        copy_out(site_of(team, place * kVector), channels, output);
       output += kTurnChannels * params.output_strides[1];
     }
   }
 
  private:
+  static __device__ __forceinline__ void sync() {
+    if constexpr (kAlone) {
+      ptx::sync_warpgroup(threadIdx.x / 128);
+    } else {
+      sync_storing();
+    }
+  }
+
   // Of two neighbouring channels of each eight, those of a thread.
   struct Bias {
     float add[kShape.bias ? kOctets : 1][2];
@@ -180,71 +187,57 @@ struct OutputImage {
     }
   }
 
-  // Where one output of the image goes, counted over [sample][depth][height][width].
+  // Where an output of the image goes, counted from the team's first column, or over [sample][depth][height][width].
   struct Site {
     int from;         // elements, from the channel's first
     long long place;  // from the block's first sample and channel
     bool inside;
   };
-  __device__ __forceinline__ Site site_of(int index) const {
-    const int along = index % kLine;
-    int rest = index / kLine;
-    int height = 0;
-    if (!kShape.joins_rows) {
-      height = rest % kHeights;
-      rest /= kHeights;
-    }
-    const int depth = rest % kDepths;
-    const int sample = rest / kDepths;
-    const OutputSite d = output_site(params, rows, cells, 0, depth);
+  __device__ __forceinline__ Site site_of(const CellTeam& team, int index) const {
     Site site;
-    site.from = kShape.image_of_columns() ? kShape.column_of(sample, depth, height, along) : index;
-    site.place = sample * params.output_strides[0] + d.place;
-    site.inside = index < kPlaces * kVector && d.inside && cells.first[0] + sample < params.batch;
+    int at[4];  // sample, depth, height, and place along a line
+    if constexpr (kAlone) {
+      site.from = team.first_column + index;
+      const CellPlace cell = cell_place(site.from);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) at[i] = cell.at[i];
+      if (kShape.joins_rows) at[3] += at[2] * kRow;
+      site.inside = cell.exists;
+    } else {
+      site.from = index;
+      at[3] = index % kLine;
+      at[2] = kShape.joins_rows ? 0 : index / kLine % kHeights;
+      const int plane = index / (kHeights * kRow);
+      at[1] = plane % kDepths;
+      at[0] = plane / kDepths;
+      site.inside = index < kPlaces * kVector;
+    }
+    const OutputSite d = output_site(params, rows, cells, 0, at[1]);
+    site.place = at[0] * params.output_strides[0] + d.place;
+    site.inside = site.inside && d.inside && cells.first[0] + at[0] < params.batch;
     if constexpr (kShape.joins_rows) {
       const int first = cells.first[2] * kShape.output_step(1) - output_pad(params, 1);
-      const int output = first * kRow + along;
+      const int output = first * kRow + at[3];
       site.place += output;
       site.inside = site.inside && static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[1] * kRow);
     } else {
-      const OutputSite h = output_site(params, rows, cells, 1, height);
-      const OutputSite w = output_site(params, rows, cells, 2, along + kShape.image_lead);
+      const OutputSite h = output_site(params, rows, cells, 1, at[2]);
+      const OutputSite w = output_site(params, rows, cells, 2, at[3] + kShape.image_lead);
       site.place += h.place + w.place;
       site.inside = site.inside && h.inside && w.inside;
     }
     return site;
   }
 
-  // Whole lines by the copy engine, as far as they are inside.
-  __device__ __forceinline__ void send_lines(int channels, Element* output) const {
-    constexpr int kLines = kShape.image_outputs() / kLine;
-    const int extent = kShape.joins_rows ? params.output_size[1] * kRow : params.output_size[2];
-    const int axis = kShape.joins_rows ? 1 : 2;
-    const int step = kShape.joins_rows ? kRow : 1;
-    const int first = (cells.first[1 + axis] * kShape.output_step(axis) - output_pad(params, axis)) * step +
-                      (kShape.joins_rows ? 0 : kShape.image_lead);
-    const int begin = max(-first, 0);
-    const int end = min(kLine, extent - first);
-#pragma unroll 1
-    for (int item = threadIdx.x; item < kLines * kTurnChannels; item += kThreads) {
-      const int channel = item % kTurnChannels;
-      const Site site = site_of(item / kTurnChannels * kLine + begin);
-      if (!site.inside || channel >= channels) continue;
-      ptx::copy_bulk_out(output + site.place + channel * params.output_strides[1],
-                         image + channel * kChannelPitch + site.from * kBytes, (end - begin) * kBytes);
-    }
-    ptx::commit_bulk();
-  }
-
   // A vector of each channel, or of some of them.
   __device__ __forceinline__ void copy_out(const Site& site, int channels, Element* output) const {
     if (!site.inside) return;
-    constexpr int kTeams = kThreads / kAcross;
+    constexpr int kTeams = kStoring / kAcross;
     constexpr int kRounds = (kTurnChannels + kTeams - 1) / kTeams;
     constexpr int kAtOnce = kRounds % 4 == 0 ? 4 : kRounds % 3 == 0 ? 3 : kRounds % 2 == 0 ? 2 : 1;
     constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kTurnChannels % kTeams == 0;
     constexpr int kCopyBytes = kVector * kBytes;
-    const int team = threadIdx.x / kAcross;
+    const int team = threadIdx.x % kStoring / kAcross;
     const long long stride = params.output_strides[1];
     Element* out = output + site.place + team * stride;
     unsigned from = image + site.from * kBytes + team * kChannelPitch;
