@@ -38,7 +38,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
           number(s.window) + number(s.window_taps) + number(s.line_axis) + text_of(s.stays) + ", " +
           number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.image_row) +
-          number(s.image_lead) + text_of(s.joins_rows) + ", " + number(s.row_tiles) + number(s.column_tiles);
+          number(s.image_lead) + text_of(s.joins_rows) + ", " + text_of(s.sends_lines) + ", " + number(s.row_tiles) +
+          number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
@@ -132,11 +133,10 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
-    source.config += std::string("#define kStoresVectors ") +
-                     (shape.image_row > 0          ? "3"
-                      : shape.store_vector == 0    ? "0"
-                      : shape.output_channels_last ? "2"
-                                                   : "1") +
+    source.config += std::string("#define kStores ") +
+                     (shape.image_row > 0      ? "1"
+                      : shape.store_vector > 0 ? "2"
+                                               : "0") +
                      "\n";
     source.config += wgmma_from_registers(shape.math, shape.row_unit);
   } else if (shape.warpgroup) {

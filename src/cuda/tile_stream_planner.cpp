@@ -193,6 +193,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int most_turns = shape.image_row > 0 || shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
     if (shape.stays && shape.store_vector == 0)
       shape.stays = shape.block_channels <= most_turns * shape.turn_channels();
+    shape.sends_lines = sends_lines(shape);
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_line = shape.line_backs() * parts * shape.slabs * shape.rows() * 16;

@@ -18,27 +18,6 @@ int channel_vector_of(const TileShape& shape, const Strides& strides) {
   return 0;
 }
 
-// How many neighbouring outputs a thread can store at once; 0: they must meet in shared memory.
-int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
-  const Strides& strides = tile_output_strides(problem);
-  if (shape.output_channels_last && aligned) return channel_vector_of(shape, strides);
-  const Axis& width = problem.axes[2];
-  const int vector = shape.output_step(2);
-  const bool whole_words =
-      vector * shape.element_bytes >= 4 && vector <= shape.vector() && shape.vector() % vector == 0;
-  if (!aligned || !shape.stays || strides[4] != 1 || vector == 1 || !whole_words) return 0;
-  if (shape.span[2] != vector || shape.block_channels % 8 != 0) return 0;
-  for (int a = 0; a < kSpatialAxes; ++a) {
-    if (shape.slots[a] != shape.span[a]) return 0;  // outputs without a tap are no sums
-  }
-  // A sector that two warps write in parts costs a read, too: rows of the tensor and of a block begin with whole ones.
-  const int sector = 32 / shape.element_bytes;
-  bool fits = width.output() % sector == 0 && width.pad_begin % sector == 0;
-  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % sector == 0;
-  fits = fits && (shape.tile[3] * vector % sector == 0 || shape.tile[3] >= tile_cells(problem, 2));
-  return fits ? vector : 0;
-}
-
 // How many neighbours of a row can leave shared memory together: whole vectors, all inside or all outside.
 int row_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
   const Strides& strides = tile_output_strides(problem);
@@ -116,9 +95,21 @@ void set_image(const Problem& problem, TileShape& shape, bool aligned) {
 }  // namespace
 
 void set_stores(const Problem& problem, TileShape& shape, bool aligned) {
-  shape.store_vector = store_vector_of(problem, shape, aligned);
+  const bool by_channels = shape.output_channels_last && aligned;
+  shape.store_vector = by_channels ? channel_vector_of(shape, tile_output_strides(problem)) : 0;
   shape.row_vector = row_vector_of(problem, shape, aligned);
   set_image(problem, shape, aligned);
+}
+
+bool sends_lines(const TileShape& shape) {
+  constexpr int kLeastBytes = 256;
+  if (shape.image_row == 0 || !shape.stays || shape.turn_channels() < shape.block_channels) return false;
+  const int piece = shape.image_piece();
+  if (shape.row_vector < shape.vector() || piece * shape.element_bytes < kLeastBytes) return false;
+  if (!shape.image_of_columns()) return true;
+  // A team's own columns are whole lines, or parts of one.
+  const int own = 8 * shape.column_tiles;
+  return !shape.stacks_tiles() && (own % piece == 0 && shape.image_line() % piece == 0);
 }
 
 }  // namespace tconv::cuda

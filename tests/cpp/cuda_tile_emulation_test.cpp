@@ -59,6 +59,7 @@ struct EmulatedTile : testing::Test {
       streams += shape.streams ? 1 : 0;
       stacks += shape.streams && shape.stacks_tiles() ? 1 : 0;
       vectors += shape.store_vector > 0 ? 1 : 0;
+      images += shape.image_row > 0 ? 1 : 0;
       tensors += shape.tensor_copies ? 1 : 0;
       row_vectors += shape.row_vector > 1 ? 1 : 0;
     }
@@ -81,7 +82,6 @@ struct EmulatedTile : testing::Test {
       TileShape& shape = candidate.shape;
       if (!shape.streams || !wanted(shape) || !kinds.insert(kind_of(shape)).second) continue;
       if (shape.stays) shape.most_blocks = 2;
-      vectors += shape.store_vector > 0 ? 1 : 0;
       EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90), candidate)), "");
     }
     EXPECT_FALSE(kinds.empty());
@@ -91,6 +91,7 @@ struct EmulatedTile : testing::Test {
   int streams = 0;
   int stacks = 0;
   int vectors = 0;
+  int images = 0;
   int tensors = 0;
   int row_vectors = 0;
   int stages_left_out = 0;
@@ -137,7 +138,7 @@ TEST_F(EmulatedTile, ForwardByStreams) {
   for (std::size_t i = 0; i < count; ++i) check(problems[i], 90);
   EXPECT_GE(streams, static_cast<int>(count));
   EXPECT_GE(stacks, 1);
-  EXPECT_GE(vectors, 1);
+  EXPECT_GE(images, static_cast<int>(count));
   EXPECT_GE(row_vectors, 1);
 }
 
@@ -214,10 +215,9 @@ TEST_F(EmulatedTile, VectorsOfCells) {
   const std::size_t count = test::takes_all() ? problems.size() : 1;
   const auto wanted = [](const TileShape& shape) { return shape.names_vectors(); };
   const auto kind = [](const TileShape& shape) {
-    return std::array{shape.stays, shape.stacks_tiles(), shape.column_teams > 1, shape.store_vector > 0};
+    return std::array{shape.stays, shape.stacks_tiles(), shape.column_teams > 1};
   };
   for (std::size_t i = 0; i < count; ++i) check_streams(problems[i], wanted, kind);
-  EXPECT_GE(vectors, 1);
 }
 
 // Outputs through shared memory as they lie in the tensor: rows that follow each other and rows of their own, phases
@@ -244,7 +244,7 @@ TEST_F(EmulatedTile, OutputImages) {
       in(make(2, 24, 24, 1, {axis(4, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 3, 1, 1)}), DType::bf16),
   };
   int joined = 0;
-  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
   for (std::size_t i = 0; i < count; ++i) {
     const auto wanted = [](const TileShape& shape) { return shape.image_row > 0; };
     check_streams(problems[i], wanted, [&](const TileShape& shape) {

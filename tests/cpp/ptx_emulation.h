@@ -287,6 +287,14 @@ inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned b
   }
   update_barrier(barrier, -bytes, 0);
 }
+inline void copy_bulk_out(void* global, unsigned shared, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's target is not aligned");
+  if (bytes <= 0 || bytes % 16 != 0) throw std::runtime_error("a copy's size is no multiple of 16 bytes");
+  for (int i = 0; i < bytes; i += 16)
+    std::memcpy(static_cast<char*>(global) + i, emulation::place(shared + static_cast<unsigned>(i), 16), 16);
+}
+inline void commit_bulk() {}
+inline void wait_for_bulk_reads() {}
 // Zeros outside the tensor; the columns of 16 bytes are swapped by bits further up in their address.
 inline void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
   tconv::cuda::TensorBoxes boxes;

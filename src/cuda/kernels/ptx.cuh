@@ -222,6 +222,14 @@ __device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, i
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// The other way. What was asked for since the last commit_bulk() is a group; a thread waits until the engine has read
+// all that it has asked for.
+__device__ __forceinline__ void copy_bulk_out(void* global, unsigned shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // A box of a tensor of five dimensions, announced to a barrier; `at` counts from the fastest one, and may lie outside.
 __device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
   asm volatile(

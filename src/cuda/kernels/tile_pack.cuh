@@ -94,13 +94,14 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   for (int line = threadIdx.x / kAcross; line < kResidueBlocks * kGroups * kLines; line += kPackThreads / kAcross) {
     const int slot = line % kShape.all_slots();
     const int back = line / kShape.all_slots() % kShape.all_backs();
-    const int block_row = (group * kResidueBlocks + line / (kLines * kGroups)) * kShape.channel_blocks() + channel_block;
+    const int block_row =
+        (group * kResidueBlocks + line / (kLines * kGroups)) * kShape.channel_blocks() + channel_block;
     const int planes = line / kLines % kGroups;
     const int chunk = first_slab / kShape.slabs * kGroups + planes;
     const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
                           slot % kShape.slots[2]};
-    const int tap = kShape.gradient ? gradient_tap_of(plane_group(planes), back)
-                                    : tap_of(block_rows(block_row), slots, back);
+    const int tap =
+        kShape.gradient ? gradient_tap_of(plane_group(planes), back) : tap_of(block_rows(block_row), slots, back);
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
     Cell* out = packed + (stage * kShape.weight_parts() * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll

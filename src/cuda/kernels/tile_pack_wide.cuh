@@ -44,7 +44,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   }
   // What follows the last stage of all is copied with it.
   if (kShape.packed_tail_bytes() > 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
-    Cell* tail = packed + static_cast<long long>(params.groups) * kShape.channel_blocks() * (kShape.packed_bytes() / 16);
+    Cell* tail =
+        packed + static_cast<long long>(params.groups) * kShape.channel_blocks() * (kShape.packed_bytes() / 16);
     for (int i = threadIdx.x; i < kShape.packed_tail_bytes() / 16; i += kPackThreads) tail[i] = Cell{};
   }
 }

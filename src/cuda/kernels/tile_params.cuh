@@ -72,16 +72,16 @@ struct TileShape {
   // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
   bool stays;
   int most_blocks;
-  // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
-  // the cells of a warp fill whole sectors, or (channels-last) of neighbouring channels. 0: outputs pass through shared
-  // memory.
+  // Neighbouring channels of a channels-last output that a thread stores at once from its sums. 0: outputs pass through
+  // shared memory.
   int store_vector;
   int row_vector;  // outputs of a row that leave shared memory by one store
   // Streams: outputs pass through shared memory as they will lie in the tensor (tile_stream_store_image.cuh), with
   // `image_row` of them from one row to the next. 0: they pass as sums, a matrix for each phase.
   int image_row;
-  int image_lead;   // positions before a row's first output, which are left out
-  bool joins_rows;  // a tile has whole rows, which follow each other in the tensor
+  int image_lead;    // positions before a row's first output, which are left out
+  bool joins_rows;   // a tile has whole rows, which follow each other in the tensor
+  bool sends_lines;  // the copy engine takes them to the tensor
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -412,6 +412,13 @@ struct TileShape {
   // An image has the order of the columns where each cell is one output, otherwise that of the outputs. Its channels
   // begin on different banks, for stores by columns as for those by vectors of phases.
   constexpr bool image_of_columns() const { return span[0] * span[1] * span[2] == 1; }
+  // Neighbours in the image that are neighbours in the tensor: a row, or joined rows, or as much of them as a team has
+  // that stores its own columns.
+  constexpr int image_line() const { return joins_rows ? tile[2] * span[1] * image_row : image_row; }
+  constexpr int image_piece() const {
+    const int line = image_line();
+    return image_of_columns() && line > 8 * column_tiles ? 8 * column_tiles : line;
+  }
   constexpr int image_outputs() const { return tile[0] * tile[1] * span[0] * tile[2] * span[1] * image_row; }
   constexpr int image_pitch() const {  // in bytes
     const int bytes = (image_of_columns() ? columns() : image_outputs()) * element_bytes;
@@ -426,7 +433,9 @@ struct TileShape {
     if (stays && image_row > 0 && element_bytes == 2) room = (blocks_per_multiprocessor == 1 ? 72 : 36) * 1024;
     // Whole turns of eight channels, whose sums each thread knows when it is compiled.
     const int least = image_row > 0 ? 8 : 4;
-    while (channels > least && channels % (image_row > 0 ? 16 : 2) == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    while (channels > least && channels % (image_row > 0 ? 16 : 2) == 0 &&
+           staged_bytes(channels) + table_bytes() > room)
+      channels /= 2;
     return channels;
   }
   // Where outputs are staged: in place of the operands, or beside those of the next tile.

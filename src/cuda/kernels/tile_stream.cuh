@@ -4,8 +4,8 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies) and how outputs leave (kStoresVectors: 0 through shared memory as sums, 3 as they will lie in the
-// tensor; straight from the sums in vectors, 1 along the width, 2 along the channels).
+// (kTensorCopies) and how outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2
+// straight from the sums in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -15,13 +15,10 @@
 #include "tile_stream_team.cuh"
 
 #include "tile_store.cuh"
-#include "tile_stream_store.cuh"
-#if kStoresVectors == 1
-#include "tile_stream_store_width.cuh"
-#elif kStoresVectors == 2
-#include "tile_stream_store_channels.cuh"
-#elif kStoresVectors == 3
+#if kStores == 1
 #include "tile_stream_store_image.cuh"
+#elif kStores == 2
+#include "tile_stream_store_channels.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -219,13 +216,14 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
-#if kStoresVectors == 3
+#if kStores == 1
     OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
-#elif kStoresVectors
+#elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells), team);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
 #endif
   });
+  if (kShape.sends_lines) ptx::wait_for_bulk_reads();  // before the block's shared memory is another's
 }

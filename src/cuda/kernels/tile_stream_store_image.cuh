@@ -15,8 +15,7 @@ struct OutputImage {
   static constexpr int kOctets = (kTurnChannels + 7) / 8;  // of a phase's channels, in a turn
   static constexpr int kRow = kShape.image_row;
   static constexpr int kVector = kShape.row_vector;
-  // Neighbours in memory: a row's outputs, or those of all rows.
-  static constexpr int kLine = kShape.joins_rows ? kHeights * kRow : kRow;
+  static constexpr int kLine = kShape.image_line();
   // Where columns are outputs, a team stores its own, and waits for no other.
   static constexpr bool kAlone = kShape.image_of_columns();
   static constexpr int kStoring = kAlone ? 128 : kThreads;
@@ -39,22 +38,29 @@ struct OutputImage {
         (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
     const int thread = threadIdx.x % kStoring;
     const Site first = site_of(team, thread % kAcross * kVector);
-    if (!kShape.stays) sync_storing();  // what is there has been multiplied
-                                        // Unrolled: which sums a turn takes is known then.
+    if (!kShape.stays)
+      sync_storing();  // what is there has been multiplied
+                       // Unrolled: which sums a turn takes is known then.
 #pragma unroll
     for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
+      if (kShape.sends_lines) ptx::wait_for_bulk_reads();
       if (kShape.stays || turn > 0) sync();  // what is there has left
       if constexpr (kAlone) {
         stage_columns(team, turn);
       } else {
         stage_phases(team, turn);
       }
+      if (kShape.sends_lines) ptx::fence_for_async_proxy();
       sync();
       const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
-      copy_out(first, channels, output);
+      if constexpr (kShape.sends_lines) {
+        send_pieces(team, channels, output);
+      } else {
+        copy_out(first, channels, output);
 #pragma unroll 1
-      for (int place = thread % kAcross + kAcross; place < kPlaces; place += kAcross)
-        copy_out(site_of(team, place * kVector), channels, output);
+        for (int place = thread % kAcross + kAcross; place < kPlaces; place += kAcross)
+          copy_out(site_of(team, place * kVector), channels, output);
+      }
       output += kTurnChannels * params.output_strides[1];
     }
   }
@@ -227,6 +233,29 @@ struct OutputImage {
       site.inside = site.inside && h.inside && w.inside;
     }
     return site;
+  }
+
+  // Lines by the copy engine, as far as they are inside.
+  __device__ __forceinline__ void send_pieces(const CellTeam& team, int channels, Element* output) const {
+    constexpr int kPiece = kShape.image_piece();
+    constexpr int kPieces = kPlaces * kVector / kPiece;
+    constexpr int kAxis = kShape.joins_rows ? 1 : 2;
+    const int unit = kShape.joins_rows ? kRow : 1;
+    const int first = (cells.first[1 + kAxis] * kShape.output_step(kAxis) - output_pad(params, kAxis)) * unit +
+                      (kShape.joins_rows ? 0 : kShape.image_lead);
+#pragma unroll 1
+    for (int item = threadIdx.x % kStoring; item < kPieces * kTurnChannels; item += kStoring) {
+      const int channel = item % kTurnChannels;
+      const int piece = item / kTurnChannels * kPiece;
+      const int along = first + (kAlone ? team.first_column + piece : piece) % kLine;
+      const int begin = max(-along, 0);
+      const int end = min(kPiece, params.output_size[kAxis] * unit - along);
+      const Site site = site_of(team, piece + begin);
+      if (!site.inside || channel >= channels) continue;
+      ptx::copy_bulk_out(output + site.place + channel * params.output_strides[1],
+                         image + channel * kChannelPitch + site.from * kBytes, (end - begin) * kBytes);
+    }
+    ptx::commit_bulk();
   }
 
   // A vector of each channel, or of some of them.
