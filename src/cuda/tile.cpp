@@ -5,15 +5,15 @@
 #include <optional>
 
 #include "cuda/jit_kernel.h"
+#include "cuda/kernels/tile_taps.cuh"
 #include "cuda/tensor_map.h"
 #include "cuda/tile_cost.h"
+#include "cuda/tile_cuts.h"
 #include "cuda/wgmma.h"
 #include "tconv/error.h"
 
 namespace tconv::cuda {
 namespace {
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 template <typename T, std::size_t kCount>
 std::string list(const T (&values)[kCount], const char* suffix = "") {
@@ -43,6 +43,7 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
+  text += number(s.weight_vector) + list(s.weight_steps) + ", ";
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
           ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
@@ -118,6 +119,21 @@ std::string back_tables(const TileShape& shape) {
          "};\n__constant__ int kBackCells[] = {" + cells + "};\n__constant__ unsigned kBackRows[] = {" + rows + "};\n";
 }
 
+// Streams that read weights in place: where the taps lie, as tile_stream_weights.cuh wants them.
+std::string weight_places(const TileShape& shape) {
+  const bool along_slots = shape.weight_vector > 1 && shape.weight_steps[0] != 1 && shape.weight_steps[1] != 1;
+  std::string places;
+  for (int back = 0; back < shape.all_backs(); ++back) {
+    for (int slot = 0; slot < shape.all_slots(); slot += along_slots ? shape.weight_vector : 1) {
+      const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
+                            slot % shape.slots[2]};
+      const int tap = phase_tap(shape, {0, 0, 0}, slots, back);
+      places += std::to_string(tap < 0 ? -1 : tap * shape.weight_steps[2] * shape.element_bytes) + ", ";
+    }
+  }
+  return "__constant__ int kWeightPlaces[] = {" + places + "};\n";
+}
+
 KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {
   KernelSource source;
   source.file = file;
@@ -132,6 +148,8 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
+    source.config += std::string("#define kWeightsInPlace ") + (shape.packed ? "0" : "1") + "\n";
+    if (!shape.packed) source.config += weight_places(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStores ") +
                      (shape.image_row > 0      ? "1"
@@ -150,17 +168,18 @@ KernelSource main_source(const TileShape& shape) {
   return source_of(shape, file, "tconv_tile");
 }
 
-bool has_dense_taps(const Problem& problem) {
-  const Strides& strides = problem.weight_strides;
-  return (problem.axes[1].kernel == 1 || strides[3] == strides[4] * problem.axes[2].kernel) &&
-         (problem.axes[0].kernel == 1 || strides[2] == strides[4] * problem.axes[2].kernel * problem.axes[1].kernel);
-}
-
 KernelSource pack_source(const TileShape& shape, bool dense_taps) {
   if (shape.wide_weights) return source_of(shape, "tile_pack_wide.cuh", "tconv_tile_pack");
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
   source.config += std::string("constexpr bool kDenseTaps = ") + text_of(dense_taps) + ";\n";
   return source;
+}
+
+// Elements of a tensor that fills a stretch of memory; 0: it has gaps, or elements in common.
+std::int64_t elements_without_gaps(const Sizes& sizes, const Strides& strides) {
+  std::int64_t reach = 1;
+  for (std::size_t i = 0; i < sizes.size(); ++i) reach += (sizes[i] - 1) * strides[i];
+  return reach == element_count(sizes) ? reach : 0;
 }
 
 class TileKernel final : public Kernel {
@@ -195,7 +214,8 @@ class TileKernel final : public Kernel {
     const void* const input = shape_.gradient ? buffers.output : buffers.input;
     void* const output = shape_.gradient ? buffers.input : buffers.output;
     const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
-    if ((shape_.wide_input && misses(input)) || (shape_.wide_weights && misses(buffers.weight)) ||
+    const bool weight_vectors = shape_.wide_weights || shape_.weight_vector > 1;
+    if ((shape_.wide_input && misses(input)) || (weight_vectors && misses(buffers.weight)) ||
         (shape_.stores_vectors() && misses(output))) {
       if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
       return unaligned_->run(buffers, execution);
@@ -290,6 +310,7 @@ class TileKernel final : public Kernel {
     }
     params.weight_group_stride = problem.in_channels_per_group() * problem.weight_strides[0];
     if (shape_.gradient) std::swap(params.weight_strides[0], params.weight_strides[1]);
+    params.weight_bytes = elements_without_gaps(problem.weight_sizes(), problem.weight_strides) * shape_.element_bytes;
     params.batch = static_cast<int>(problem.batch);
     params.groups = static_cast<int>(problem.groups);
     params.tiles[0] = static_cast<int>(ceil_div(problem.batch, shape_.tile[0]));
@@ -299,7 +320,7 @@ class TileKernel final : public Kernel {
       params.output_size[a] = static_cast<int>(shape_.gradient ? axis.input : axis.output());
       params.pad[a] = static_cast<int>(axis.pad_begin);
       params.first_cell[a] = shape_.gradient ? 0 : static_cast<int>(axis.pad_begin / axis.stride);
-      params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(problem, a), shape_.tile[1 + a]));
+      params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(shape_, problem, a), shape_.tile[1 + a]));
       params.residue_blocks[a] = shape_.residue_blocks(a);
     }
     params.channel_blocks = shape_.channel_blocks();
@@ -336,7 +357,8 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
-  if (candidate.shape.wide_input || candidate.shape.wide_weights || candidate.shape.stores_vectors()) {
+  if (candidate.shape.wide_input || candidate.shape.wide_weights || candidate.shape.weight_vector > 1 ||
+      candidate.shape.stores_vectors()) {
     const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }

@@ -29,9 +29,13 @@ long long tile_block_rows(const TileShape& shape, const Problem& problem) {
   return problem.groups * shape.channel_blocks() * shape.all_residue_blocks();
 }
 
+std::int64_t tile_cells(const TileShape& shape, const Problem& problem, int a) {
+  return shape.follows_residue(a) ? ceil_div(problem.axes[a].output(), problem.axes[a].stride) : tile_cells(problem, a);
+}
+
 long long tile_block_cells(const TileShape& shape, const Problem& problem) {
   long long blocks = ceil_div(problem.batch, shape.tile[0]);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(tile_cells(problem, a), shape.tile[1 + a]);
+  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(tile_cells(shape, problem, a), shape.tile[1 + a]);
   return blocks;
 }
 

@@ -12,8 +12,9 @@ namespace tconv::cuda {
 const Strides& tile_input_strides(const Problem& problem);
 const Strides& tile_output_strides(const Problem& problem);
 
-// Cells along an axis that hold outputs.
+// Cells along an axis that hold outputs of any residue, and those that the blocks of a cut go through.
 std::int64_t tile_cells(const Problem& problem, int axis);
+std::int64_t tile_cells(const TileShape& shape, const Problem& problem, int axis);
 
 // Blocks along the rows (phases and output channels) and along the cells of a problem.
 long long tile_block_rows(const TileShape& shape, const Problem& problem);

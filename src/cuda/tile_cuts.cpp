@@ -60,8 +60,9 @@ std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
 }
 
 std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
-  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(problem, 0),
-                                            tile_cells(problem, 1), tile_cells(problem, 2)};
+  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1),
+                                            tile_cells(shape, problem, 0), tile_cells(shape, problem, 1),
+                                            tile_cells(shape, problem, 2)};
   const auto fits = [&](int n, int d, int h, int w) {
     const CellTile tile = {n, d, h, w};
     std::copy(tile.begin(), tile.end(), std::begin(shape.tile));
@@ -125,6 +126,12 @@ bool offsets_fit(const TileShape& shape, const Problem& problem) {
          (shape.packed || span(problem.weight_strides, taps) * shape.element_bytes < static_cast<double>(kIntMax));
 }
 
+bool has_dense_taps(const Problem& problem) {
+  const Strides& strides = problem.weight_strides;
+  return (problem.axes[1].kernel == 1 || strides[3] == strides[4] * problem.axes[2].kernel) &&
+         (problem.axes[0].kernel == 1 || strides[2] == strides[4] * problem.axes[2].kernel * problem.axes[1].kernel);
+}
+
 bool may_pack(const TileShape& shape, const Problem& problem) {
   if (problem.groups > 65535 || shape.out_channels / shape.block_channels > 60000) return false;
   const double weights = static_cast<double>(element_count(problem.weight_sizes())) * shape.element_bytes;
@@ -141,8 +148,8 @@ std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
     if (width < base.stride[2]) spans.push_back({1, 1, width});
   }
   // Phases with different numbers of taps share a row tile at the price of products by zero; alone, each has its own.
-  const bool uneven = base.kernel[2] % base.stride[2] != 0 && base.out_channels >= 64;
-  if (uneven && base.stride[2] <= 4) spans.push_back({1, 1, 1});
+  // Alone, each has cells of its own, too: of small images many fewer than all together.
+  if (base.out_channels >= 64 && base.stride[2] <= 4) spans.push_back({1, 1, 1});
   std::sort(spans.begin(), spans.end());
   spans.erase(std::unique(spans.begin(), spans.end()), spans.end());
   return spans;

@@ -33,6 +33,9 @@ std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int co
 // Inside a block, offsets from the sample's and the chunk's first element are 32-bit.
 bool offsets_fit(const TileShape& shape, const Problem& problem);
 
+// Whether the taps of a channel pair lie one after the other, at equal steps.
+bool has_dense_taps(const Problem& problem);
+
 // Whether a packed copy of the weights may be made: a grid of the pack kernel has limits, and blocks of a few phases
 // out of many would multiply the copy's size.
 bool may_pack(const TileShape& shape, const Problem& problem);

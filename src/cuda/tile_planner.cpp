@@ -26,6 +26,7 @@ TileShape base_shape(const Problem& problem) {
   shape.line_axis = -1;
   shape.window = 1;
   shape.row_vector = 1;
+  shape.weight_vector = 1;
   shape.most_blocks = static_cast<int>(kIntMax);
   shape.math = math_of(problem);
   shape.element_bytes = static_cast<int>(size_of(problem.dtype));
@@ -145,12 +146,14 @@ void set_depth(const Problem& problem, TileShape& shape) {
     shape.depth_blocks = gradient_depth_blocks(problem, shape);
     return;
   }
-  // A cluster costs a few microseconds: each block must keep a long enough sum. A sample of very few blocks comes in
-  // batches (a GAN's first layers): splitting it to fill the chip alone would only make those slower.
+  // A cluster costs a dozen microseconds, channels-last a few more: each block must keep a long enough sum. A sample of
+  // very few blocks comes in batches (a GAN's first layers): splitting it to fill the chip alone would only make those
+  // slower.
   const double steps = std::ceil(static_cast<double>(shape.channels) / (2 * shape.vector())) * products;
+  const double least = shape.output_channels_last ? 256 : 128;
   for (const int share : {2, 4}) {
-    const bool fills = blocks * share <= 160 && steps / share >= 64;
-    const bool has_long_sums = blocks * share <= 400 && steps / share >= 128;
+    const bool fills = blocks * share <= 160 && steps / share >= least;
+    const bool has_long_sums = blocks * share <= 400 && steps / share >= 512;
     if (blocks >= 8 * share && shape.chunks() % share == 0 && (fills || has_long_sums)) shape.depth_blocks = share;
   }
 }
@@ -323,12 +326,12 @@ std::vector<TileCandidate> sorted_candidates(const Problem& problem, const Devic
   if (base.gradient && !set_planes(problem, base)) return {};
   set_depth(problem, base);
   std::vector<TileCandidate> candidates;
-  std::map<int, std::vector<CellTile>> tiles_of;  // by columns
   for (const auto& span : span_choices(base)) {
     TileShape shape = base;
     bool fits = true;
     for (int a = 0; a < kSpatialAxes; ++a) fits = fits && set_span(shape, problem.axes[a], a, span[a]);
     if (!fits) continue;
+    std::map<int, std::vector<CellTile>> tiles_of;  // by columns
     for (const int channels : channel_choices(base)) {
       const std::int64_t used_rows = static_cast<std::int64_t>(shape.all_slots()) * channels;
       if (used_rows > 128 || (used_rows < shape.tile_rows() && channels < base.out_channels)) continue;

@@ -35,7 +35,7 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
   if (outputs(axis) * step % kSectorBytes != 0) return true;
   const Axis& cut = problem.axes[axis];
   const bool begins_inside = !shape.gradient && cut.pad_begin % cut.stride * step % kSectorBytes != 0;
-  return shape.tile[1 + axis] < tile_cells(problem, axis) &&
+  return shape.tile[1 + axis] < tile_cells(shape, problem, axis) &&
          (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
@@ -66,6 +66,35 @@ double gradient_surplus(const TileShape& shape) {
 double mean_backs(const TileShape& shape) {
   if (shape.even_planes()) return shape.all_backs();
   return static_cast<double>(shape.all_group_taps()) / shape.all_plane_groups();
+}
+
+// How many bytes are read for each byte of weights that is wanted, where they are read in place: taps of one phase lie
+// between those of others.
+double read_per_weight(const TileShape& shape) {
+  if (shape.packed || shape.weight_steps[2] != 1) return 1;
+  double taps = 1;
+  double wanted = 1;
+  for (int a = 0; a < 3; ++a) {
+    taps *= shape.kernel[a];
+    wanted *= static_cast<double>(shape.kernel[a]) * shape.span[a] / shape.stride[a];
+  }
+  const double sector = 32.0 / shape.element_bytes;
+  const double run = shape.span[2] == shape.stride[2] ? static_cast<double>(shape.kernel[2]) : shape.span[2];
+  return std::min(taps / wanted, std::max(1.0, sector / run));
+}
+
+// What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
+double weight_loading_cycles(const TileShape& shape) {
+  if (shape.packed) return 0;
+  // Short runs of channels meet in few banks.
+  const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : shape.block_channels;
+  const double turn = 1500 * (runs >= 8 ? 1.0 : runs >= 4 ? 1.4 : 1.8);
+  const double words = shape.weight_registers() >= 88 ? 32 : 16;
+  const double stage_bytes = static_cast<double>(shape.weight_stage_bytes()) / shape.weight_parts();
+  const double turns = std::ceil(stage_bytes / (4 * words * kStreamThreads));
+  const double per_cell = 4 + 2.0 * shape.vector() / shape.weight_vector;
+  const double issued = stage_bytes / 16 / kStreamThreads * per_cell;
+  return shape.block_chunks() * shape.stages_per_chunk() * (turns * turn + issued);
 }
 
 }  // namespace
@@ -105,17 +134,21 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
-  const double traffic = (input_bytes + weight_bytes + 0.48 * outputs * shape.element_bytes * gaps) / 64;
+  const double traffic =
+      (input_bytes + weight_bytes * read_per_weight(shape) + 0.48 * outputs * shape.element_bytes * gaps) /
+      (shape.packed ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const double epilogue = shape.store_vector > 0 ? 0.69 * stored
                           : shape.image_row > 0  ? stored + 147 * turns
                                                  : stored + 147 * turns;
-  const double main = std::max(multiply, copies);
+  const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
   const double busy = std::max(main, traffic) + 0.25 * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
-  const double latency = (shape.stays ? 600 : 230) + items * 109 + 1.41 * (products + fragments) / shape.column_teams +
+  const double latency = (shape.stays ? 600 : 230) +
+                         std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams,
+                                  weight_loading_cycles(shape)) +
                          0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
@@ -131,7 +164,12 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double packing = 3.2e-6 + 2 * packed_bytes / (shape.wide_weights ? 3.3e12 : 1.55e12);
+  // A block of the pack kernel has a share of the bandwidth.
+  const double pack_blocks = static_cast<double>(problem.groups) *
+                             std::ceil(static_cast<double>(shape.out_channels) / shape.block_channels) *
+                             shape.channel_chunks() * shape.slabs / std::max(pack_slabs(shape), 1);
+  const double pack_rate = shape.wide_weights ? 3.3e12 : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
+  const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = tears_sectors(shape, problem) ? ends : 0;

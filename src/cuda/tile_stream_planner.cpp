@@ -29,7 +29,8 @@ int lead_of(const Problem& problem, const TileShape& shape) {
   if (shape.input_channels_last) return 0;
   const Axis& width = problem.axes[2];
   const std::int64_t step = shape.tile[3] * shape.input_step(2);
-  if (step % shape.granule != 0 && shape.tile[3] < tile_cells(problem, 2)) return -1;
+  if (step % shape.granule != 0 && shape.tile[3] < tile_cells(shape, problem, 2)) return -1;
+  if (shape.granule > 1 && shape.follows_residue(2) && width.pad_begin % width.stride != 0) return -1;
   const std::int64_t first = shape.gradient ? -width.pad_begin : width.pad_begin / width.stride - shape.halo(2);
   return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
 }
@@ -82,10 +83,10 @@ int line_axis_of(const TileShape& shape) {
 }
 
 // Boxes of at most 64 cells and length one along the line's axis, for teams whose tiles are stacked along it.
-std::vector<CellTile> stacked_planes(const Problem& problem, int line_axis) {
-  const int across = 2 - line_axis;  // the dimension of the tile besides samples, width and the line's
-  const std::int64_t others = tile_cells(problem, across - 1);
-  const std::int64_t width = tile_cells(problem, 2);
+std::vector<CellTile> stacked_planes(const Problem& problem, const TileShape& shape) {
+  const int across = 2 - shape.line_axis;  // the dimension of the tile besides samples, width and the line's
+  const std::int64_t others = tile_cells(shape, problem, across - 1);
+  const std::int64_t width = tile_cells(shape, problem, 2);
   std::vector<CellTile> planes;
   for (const int w : cut_lengths(width, 64)) {
     if (w < std::min<std::int64_t>(width, 16)) continue;
@@ -119,6 +120,7 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
 
 constexpr int kLeastRegisters = 64;        // at a kernel's start
 constexpr int kLeastRegistersToStay = 96;  // loaders keep more from tile to tile
+constexpr int kLeastRegistersInPlace = 80;  // weights on their way
 constexpr int kMostCopyPlaces = 6;         // of a thread that loads, in registers
 
 // How the copy engine would see the input; address and batch don't matter here.
@@ -187,7 +189,8 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    if (at_start < kLeastRegisters || shape.row_unit / 2 + 30 > at_start) continue;
+    if (at_start < (shape.packed ? kLeastRegisters : kLeastRegistersInPlace)) continue;
+    if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
     const int most_turns = shape.image_row > 0 || shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
@@ -221,6 +224,65 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   return false;
 }
 
+// How many neighbours in memory one load of weights can bring: channels that are summed (a whole cell), channels of
+// rows, or taps of neighbouring phases.
+int weight_vector_of(const TileShape& shape, bool aligned) {
+  const int (&steps)[3] = shape.weight_steps;
+  const bool one_tap = shape.kernel[0] * shape.kernel[1] * shape.kernel[2] == 1;
+  for (int vector = shape.vector(); aligned && vector > 1; vector /= 2) {
+    const auto whole = [&](int step) { return steps[step] % vector == 0; };
+    const bool taps = one_tap || whole(2);
+    if (steps[0] == 1) {
+      if (vector == shape.vector() && shape.channels % vector == 0 && whole(1) && taps) return vector;
+    } else if (steps[1] == 1) {
+      if (shape.out_channels % vector == 0 && shape.block_channels % vector == 0 && whole(0) && taps) return vector;
+    } else if (steps[2] == 1 && shape.dilation[2] == 1 && shape.slots[2] == shape.span[2]) {
+      if (shape.span[2] % vector == 0 && shape.kernel[2] % vector == 0 && whole(0) && whole(1)) return vector;
+    }
+  }
+  return 1;
+}
+
+// Weights that are read where they lie. What a block brings is brought for its cells alone: that pays for few blocks
+// (and was never faster for gradients).
+bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned) {
+  constexpr int kMostPlaces = 1024;  // in constant memory
+  if (shape.gradient || !has_dense_taps(problem)) return false;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
+  }
+  if (shape.all_backs() * shape.all_slots() > kMostPlaces) return false;
+  const std::array<std::int64_t, 3> steps = {problem.weight_strides[0], problem.weight_strides[1],
+                                             problem.weight_strides[4]};
+  const std::array<std::int64_t, 3> counts = {
+      shape.chunk_channels(), shape.out_channels,
+      std::int64_t{shape.kernel[0]} * shape.kernel[1] * shape.kernel[2]};
+  double reach = 0;
+  for (int i = 0; i < 3; ++i) {
+    reach += static_cast<double>(steps[i]) * static_cast<double>(counts[i]);
+    if (steps[i] > kIntMax / 16) return false;
+    shape.weight_steps[i] = static_cast<int>(steps[i]);
+  }
+  if (reach * shape.element_bytes > static_cast<double>(kIntMax)) return false;
+  shape.packed = false;
+  shape.weight_vector = weight_vector_of(shape, aligned);
+  return true;
+}
+
+constexpr int kMostWavesInPlace = 6;
+
+void add_candidate(const Problem& problem, const DeviceProperties& device, const TileShape& shape,
+                   std::vector<TileCandidate>& candidates) {
+  TileCandidate candidate;
+  candidate.shape = shape;
+  candidate.shape.most_blocks =
+      static_cast<int>(shape.stays ? device.multiprocessors * shape.blocks_per_multiprocessor : kIntMax);
+  candidate.blocks = tile_blocks(shape, problem);
+  if (candidate.blocks > kIntMax / 8) return;
+  candidate.expected_seconds = stream_seconds(candidate.shape, problem, device);
+  candidates.push_back(candidate);
+}
+
 }  // namespace
 
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
@@ -243,20 +305,19 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   if (may_map && !strided) base.tensor_copies = set_tensor_copies(base, problem.groups);
   // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
   if (base.chunks() % base.depth_blocks != 0) return;
-  const std::vector<CellTile> planes =
-      base.line_axis < 0 ? std::vector<CellTile>{} : stacked_planes(problem, base.line_axis);
   const auto stacked = [&](const TileShape& shape) {
-    std::vector<CellTile> stacks = planes;
+    std::vector<CellTile> stacks = stacked_planes(problem, shape);
     const int height = shape.column_tiles / 8 * shape.column_teams;
     for (CellTile& tile : stacks) tile[1 + base.line_axis] = height;
-    return height < tile_cells(problem, base.line_axis) + shape.column_tiles / 8 ? stacks : std::vector<CellTile>{};
+    const bool fits = height < tile_cells(shape, problem, base.line_axis) + shape.column_tiles / 8;
+    return fits ? stacks : std::vector<CellTile>{};
   };
-  std::map<int, std::vector<CellTile>> tiles_of;
   for (const auto& span : span_choices(base)) {
     TileShape shape = base;
     bool fits = true;
     for (int a = 0; a < kSpatialAxes; ++a) fits = fits && set_span(shape, problem.axes[a], a, span[a]);
     if (!fits || shape.skips_backs()) continue;
+    std::map<int, std::vector<CellTile>> tiles_of;  // by columns
     std::vector<int> channel_counts = channel_choices(base);
     for (const int channels : {192, 256}) {
       if (channels < base.out_channels + 32) channel_counts.push_back(channels);
@@ -280,15 +341,13 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           set_stores(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
-          if (!offsets_fit(shape, problem) || !complete_stream(shape, device) || !may_pack(shape, problem)) continue;
-          shape.most_blocks =
-              static_cast<int>(shape.stays ? device.multiprocessors * shape.blocks_per_multiprocessor : kIntMax);
-          TileCandidate candidate;
-          candidate.shape = shape;
-          candidate.blocks = tile_blocks(shape, problem);
-          if (candidate.blocks > kIntMax / 8) continue;
-          candidate.expected_seconds = stream_seconds(shape, problem, device);
-          candidates.push_back(candidate);
+          if (!offsets_fit(shape, problem)) continue;
+          TileShape in_place = shape;
+          const bool few_blocks = tile_blocks(shape, problem) <= kMostWavesInPlace * device.multiprocessors;
+          if (complete_stream(shape, device) && may_pack(shape, problem))
+            add_candidate(problem, device, shape, candidates);
+          if (few_blocks && set_weights_in_place(in_place, problem, aligned) && complete_stream(in_place, device))
+            add_candidate(problem, device, in_place, candidates);
         }
       }
     }

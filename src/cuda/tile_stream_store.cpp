@@ -46,7 +46,7 @@ int image_vector_of(const Problem& problem, const TileShape& shape) {
       return shape.tile[2] * shape.span[1] * row % vector == 0 && lead(1) * row % vector == 0 &&
              outputs(1) * row % vector == 0;
     }
-    const bool whole_row = shape.tile[3] >= tile_cells(problem, 2);
+    const bool whole_row = shape.tile[3] >= tile_cells(shape, problem, 2);
     return strides[3] % vector == 0 && row % vector == 0 && outputs(2) % vector == 0 &&
            (whole_row || lead(2) % vector == 0);
   };
@@ -70,7 +70,7 @@ void set_image(const Problem& problem, TileShape& shape, bool aligned) {
   const std::int64_t height = shape.gradient ? problem.axes[1].input : problem.axes[1].output();
   const auto lead = static_cast<int>(shape.gradient ? 0 : width.pad_begin % width.stride);
   const int positions = shape.tile[3] * shape.span[2];
-  const bool whole_rows = shape.tile[3] >= tile_cells(problem, 2);
+  const bool whole_rows = shape.tile[3] >= tile_cells(shape, problem, 2);
   shape.image_row = positions;
   if (whole_rows && lead > 0) {
     shape.image_row = static_cast<int>(length);

@@ -22,7 +22,8 @@ struct EmulatedTile : testing::Test {
   Random random{5};
 
   // The planner's choice, and the best cut of every other kind: how weights come, whether tiles share input, how
-  // outputs leave and, if asked for, whether stages are left out and (taking all) how teams share the work.
+  // outputs leave and, if asked for, whether stages are left out, blocks have cells of one residue and (taking all) how
+  // teams share the work.
   void check(Problem problem, int arch, Direction direction = Direction::forward, bool every_kind = false) {
     problem.direction = direction;
     SCOPED_TRACE(to_string(problem) + " sm_" + std::to_string(arch));
@@ -33,17 +34,18 @@ struct EmulatedTile : testing::Test {
     const test::EmulatedCase other(problem, random, strict ? 1 : -1);
     const std::vector<TileCandidate> candidates = tile_candidates(problem, test::gpu(arch));
     ASSERT_FALSE(candidates.empty());
-    std::set<std::array<bool, 8>> kinds;
+    std::set<std::array<bool, 9>> kinds;
     for (const TileCandidate& candidate : candidates) {
       const TileShape& shape = candidate.shape;
       const bool leaves_out = shape.skips_backs() && shape.stages_per_chunk() > 1;
       const bool by_teams = every_kind && test::takes_all();
-      const std::array<bool, 8> kind = {shape.packed,
+      const std::array<bool, 9> kind = {shape.packed,
                                         shape.streams,
                                         shape.streams && shape.stacks_tiles(),
                                         shape.store_vector > 0,
                                         test::takes_all() && shape.row_vector > 1,
                                         every_kind && leaves_out,
+                                        every_kind && shape.follows_residue(2),
                                         by_teams && shape.row_teams > 1,
                                         by_teams && shape.column_teams > 1};
       if (!kinds.insert(kind).second) continue;
@@ -199,6 +201,22 @@ TEST_F(EmulatedTile, GradientByPlaneBoxes) {
       return std::array{shape.stays, shape.tile[0] > 1, shape.column_teams > 1};
     });
   }
+}
+
+// Small images: blocks of one residue of an axis have cells of their own, one cell apart from those of others, whatever
+// padding and output padding do to the ends of a row.
+TEST_F(EmulatedTile, CellsOfOneResidue) {
+  const std::vector<Problem> problems = {
+      make(3, 24, 64, 1, {axis(4, 4, 2, 1), axis(8, 4, 2, 1)}),
+      in(make(5, 32, 64, 1, {axis(4, 4, 2, 1), axis(4, 4, 2, 1)}), DType::bf16, Precision::strict, true),
+      make(2, 24, 72, 1, {axis(5, 6, 3, 2, 1), axis(6, 6, 3, 1, 2)}),
+      make(2, 20, 64, 1, {axis(33, 8, 4, 3, 1)}),
+      in(make(2, 40, 128, 2, {axis(5, 4, 2, 0, 1), axis(9, 4, 2, 3)}), DType::f32, Precision::tf32, true),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
+  const auto wanted = [](const TileShape& shape) { return shape.follows_residue(2); };
+  const auto kind = [](const TileShape& shape) { return std::array{shape.packed, shape.stays, shape.stacks_tiles()}; };
+  for (std::size_t i = 0; i < count; ++i) check_streams(problems[i], wanted, kind);
 }
 
 // Two bytes in rows: eight neighbours of a channel at once, where a kernel is no longer than its stride; samples and

@@ -230,6 +230,10 @@ __device__ __forceinline__ void copy_bulk_out(void* global, unsigned shared, int
 }
 __device__ __forceinline__ void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Asks the copy engine to have bytes (a multiple of 16, as the address) in the L2 cache soon.
+__device__ __forceinline__ void prefetch_bulk(const void* global, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
 // A box of a tensor of five dimensions, announced to a barrier; `at` counts from the fastest one, and may lie outside.
 __device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
   asm volatile(

@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
 
   const BlockPlace place = block_place(params, blockIdx.x);
   const BlockRows rows = block_rows(place.block_row);
-  const BlockCells cells = block_cells(params, place.cells);
+  const BlockCells cells = block_cells(params, rows, place.cells);
 
   Weights weights(params, rows, place.block_row, place.rank, shared_memory);
   InputLoader input(params, rows, cells, place.rank);

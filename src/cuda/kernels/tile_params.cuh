@@ -14,7 +14,8 @@
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
 enum class TileMath : int { tf32, f16, bf16, fp32x3 };
 
-// Threads of a streaming block that only load: three warps the input, one the weights.
+// Threads of a streaming block that only load: three warps the input, one packed weights; weights that are read in
+// place have as many threads of their own.
 constexpr int kStreamThreads = 128;
 
 struct TileShape {
@@ -96,6 +97,9 @@ struct TileShape {
   bool all_taps;    // every phase of a block has a tap at every distance
   int blocks_per_multiprocessor;
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
+  int weight_vector;
+  int weight_steps[3];
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -104,6 +108,9 @@ struct TileShape {
   bool output_channels_last;
   // A gradient's weights whose summed channels are neighbours in the tensor: a cell is one load.
   bool wide_weights;
+
+  // Blocks of one residue of an axis begin with the cell of its first output: other residues' cells may lie one further.
+  constexpr bool follows_residue(int axis) const { return !gradient && span[axis] == 1 && stride[axis] > 1; }
 
   constexpr int slot_of(int axis, int residue) const {
     return slots[axis] == span[axis] ? residue : static_cast<int>(slot_nibbles[axis] >> (4 * residue) & 15);
@@ -252,7 +259,8 @@ struct TileShape {
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
-  constexpr int threads() const { return multiplying_threads() + (streams ? kStreamThreads : 0); }
+  constexpr int stream_threads() const { return !streams ? 0 : packed ? kStreamThreads : 2 * kStreamThreads; }
+  constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
@@ -261,9 +269,13 @@ struct TileShape {
     const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
+  constexpr int weight_registers() const {
+    if (packed) return 0;
+    return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
+  }
   constexpr int multiplying_registers() const {
-    const int left =
-        (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
+    const int given = (loading_registers() + weight_registers()) * kStreamThreads;
+    const int left = (registers_at_start() * threads() - given) / multiplying_threads() / 8 * 8;
     return left < 240 ? left : 240;
   }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
@@ -373,7 +385,7 @@ struct TileShape {
 
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, or (wide) the
   // other way around, and their cells begin on different banks.
-  constexpr bool pads_weights() const { return gradient && !packed; }
+  constexpr bool pads_weights() const { return gradient && !packed && !streams; }
   constexpr int weight_slab_pitch() const {
     const int taps = all_backs() < 8 ? all_backs() : 8;
     return rows() + (!pads_weights() ? 0 : wide_weights ? 8 / slabs : taps % 8);
@@ -489,6 +501,7 @@ struct TileParams {
   long long input_strides[5];
   long long weight_strides[5];  // input channel, output channel, depth, height, width
   long long weight_group_stride;
+  long long weight_bytes;  // of all weights, where they lie without gaps; otherwise 0
   long long output_strides[5];
   int batch;
   int groups;

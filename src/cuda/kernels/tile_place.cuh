@@ -37,13 +37,18 @@ __device__ __forceinline__ BlockPlace block_place(const TileParams& params, int 
   }
 }
 
-__device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
+__device__ __forceinline__ BlockCells block_cells(const TileParams& params, const BlockRows& rows, int index) {
   BlockCells cells;
 #pragma unroll
   for (int dimension = 3; dimension >= 0; --dimension) {
     const int tile = dimension > 0 ? index % params.tiles[dimension] : index;
     index /= params.tiles[dimension];
     cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
+  }
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    if (kShape.follows_residue(axis) && rows.first_residue[axis] < params.pad[axis] % kShape.stride[axis])
+      ++cells.first[1 + axis];
   }
   return cells;
 }
@@ -57,7 +62,7 @@ struct TilePlace {
   __device__ __forceinline__ TilePlace(const TileParams& params, int tile) {
     const BlockPlace place = block_place(params, tile);
     rows = block_rows(place.block_row);
-    cells = block_cells(params, place.cells);
+    cells = block_cells(params, rows, place.cells);
     rank = place.rank;
   }
 };

@@ -4,8 +4,8 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies) and how outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2
-// straight from the sums in vectors of channels).
+// (kTensorCopies), weights are read in place (kWeightsInPlace) and how outputs leave (kStores: 0 through shared memory as
+// sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -13,6 +13,9 @@
 #include "tile_stream_copies.cuh"
 #endif
 #include "tile_stream_team.cuh"
+#if kWeightsInPlace
+#include "tile_stream_weights.cuh"
+#endif
 
 #include "tile_store.cuh"
 #if kStores == 1
@@ -193,13 +196,26 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
+#if kWeightsInPlace
+  if (loader >= kStreamThreads) {
+    ptx::give_registers<kShape.weight_registers()>();
+    if (loader == kStreamThreads) prefetch_weights(params);
+    RingPlace<kShape.weight_ring> slot;
+    for_each_tile([&](int tile) {
+      const BlockPlace place = block_place(params, tile);
+      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring,
+                          loader - kStreamThreads, slot);
+    });
+    return;
+  }
+#endif
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
     if (loader < kInputThreads) {
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
-    } else if (loader == kInputThreads) {
+    } else if (kShape.packed && loader == kInputThreads) {
       ptx::wait_for_previous_kernel();
       RingPlace<kShape.weight_ring> slot;
       for_each_tile([&](int tile) {

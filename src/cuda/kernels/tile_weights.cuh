@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tile_params.cuh"
+#include "tile_taps.cuh"
 
 // Which rows of the problem a block computes.
 struct BlockRows {
@@ -43,46 +44,9 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
   return found;
 }
 
-// Which of a gradient's groups of planes a chunk holds.
-struct PlaneGroup {
-  int at[3];
-};
-__device__ __forceinline__ PlaneGroup plane_group(int index) {
-  return {{index / (kShape.plane_groups(2) * kShape.plane_groups(1)),
-           index / kShape.plane_groups(2) % kShape.plane_groups(1), index % kShape.plane_groups(2)}};
-}
-
-// The tap of a gradient with which a box of one residue is multiplied for the `index`-th time; -1: none.
-__device__ __forceinline__ int plane_tap_of(const PlaneGroup& group, int index) {
-  int taps[3];
-#pragma unroll
-  for (int axis = 2; axis >= 0; --axis) {
-    const int count = kShape.plane_taps(axis, group.at[axis]);
-    taps[axis] = kShape.first_tap(axis, group.at[axis]) + index % count * kShape.phases[axis];
-    index /= count;
-  }
-  if (index > 0) return -1;
-  return (taps[0] * kShape.kernel[1] + taps[1]) * kShape.kernel[2] + taps[2];
-}
-
-// The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
+__device__ __forceinline__ PlaneGroup plane_group(int index) { return plane_group(kShape, index); }
 __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
-  if constexpr (kShape.plane_boxes()) return plane_tap_of(group, index);
-  const int at[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
-  bool exists = true;
-  int found = 0;
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
-    int tap = at[axis];
-    if (kShape.plane_groups(axis) > 1) {
-      const int residue = kShape.group_residue(axis, group.at[axis]) + at[axis] / kShape.backs[axis];
-      const int back = at[axis] % kShape.backs[axis];
-      exists = exists && kShape.has_tap(axis, residue, back);
-      tap = (residue + kShape.stride[axis] * back * kShape.back_step[axis]) / kShape.dilation[axis];
-    }
-    found = found * kShape.kernel[axis] + tap;
-  }
-  return exists ? found : -1;
+  return gradient_tap(kShape, group, index);
 }
 
 // The way through the stages of weights, chunk after chunk. A block whose phases have no tap in some stage leaves that
@@ -132,20 +96,6 @@ struct StageWalk {
   }
 };
 
-// The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
-  const int backs[3] = {kShape.back_along(0, back_index), kShape.back_along(1, back_index),
-                        kShape.back_along(2, back_index)};
-  bool exists = true;
-  int index = 0;
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
-    const int residue = rows.first_residue[axis] + kShape.residue_of(axis, slot[axis]);
-    const int reach = residue + kShape.stride[axis] * backs[axis] * kShape.back_step[axis];
-    const int tap = reach / kShape.dilation[axis];
-    exists =
-        exists && residue < kShape.stride[axis] && tap * kShape.dilation[axis] == reach && tap < kShape.kernel[axis];
-    index = index * kShape.kernel[axis] + tap;
-  }
-  return exists ? index : -1;
+  return phase_tap(kShape, rows.first_residue, slot, back_index);
 }
