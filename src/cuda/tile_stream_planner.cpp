@@ -206,8 +206,9 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     shape.stage_backs = static_cast<int>(ceil_div(lines, ceil_div(lines, stage_lines))) * shape.line_backs();
     // Blocks that stay load the next tile's chunks, too.
     const int most_inputs = shape.stays ? 4 : std::min(4, shape.block_chunks());
-    shape.input_ring = std::min(2, shape.block_chunks());
+    shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
+    if (shape.shared_bytes() > room) shape.input_ring = std::min(2, shape.block_chunks());
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
