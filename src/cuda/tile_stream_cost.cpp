@@ -140,9 +140,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
-  const double epilogue = shape.store_vector > 0 ? 0.69 * stored
-                          : shape.image_row > 0  ? stored + 147 * turns
-                                                 : stored + 147 * turns;
+  const double epilogue = shape.store_vector > 0 ? 0.69 * stored : stored + 147 * turns;
   const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
   const double busy = std::max(main, traffic) + 0.25 * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.

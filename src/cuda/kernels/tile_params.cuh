@@ -109,7 +109,8 @@ struct TileShape {
   // A gradient's weights whose summed channels are neighbours in the tensor: a cell is one load.
   bool wide_weights;
 
-  // Blocks of one residue of an axis begin with the cell of its first output: other residues' cells may lie one further.
+  // Blocks of one residue of an axis begin with the cell of its first output: other residues' cells may lie one
+  // further.
   constexpr bool follows_residue(int axis) const { return !gradient && span[axis] == 1 && stride[axis] > 1; }
 
   constexpr int slot_of(int axis, int residue) const {
