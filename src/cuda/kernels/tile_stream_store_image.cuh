@@ -208,7 +208,7 @@ struct OutputImage {
 #pragma unroll
       for (int i = 0; i < 4; ++i) at[i] = cell.at[i];
       if (kShape.joins_rows) at[3] += at[2] * kRow;
-      site.inside = cell.exists;
+      site.inside = cell.exists && index < kPlaces * kVector;  // those that follow are another team's
     } else {
       site.from = index;
       at[3] = index % kLine;
