@@ -10,8 +10,11 @@ namespace {
 
 constexpr int kSectorBytes = 32;
 
+// Neighbours in memory that a block stores: of a row, or of rows that follow each other.
 double row_bytes(const TileShape& shape) {
-  return static_cast<double>(shape.tile[3]) * shape.span[2] * shape.element_bytes;
+  const int outputs =
+      shape.joins_rows ? shape.tile[2] * shape.span[1] * shape.image_row : shape.tile[3] * shape.span[2];
+  return static_cast<double>(outputs) * shape.element_bytes;
 }
 
 // Bytes of the sectors at both ends of the rows that blocks store.
@@ -24,12 +27,16 @@ double row_end_bytes(const TileShape& shape, const Problem& problem) {
 
 // Whether two blocks write those sectors in parts, each of which costs a read besides.
 bool tears_sectors(const TileShape& shape, const Problem& problem) {
-  const Axis& width = problem.axes[2];
-  const std::int64_t outputs = shape.gradient ? width.input : width.output();
-  if (outputs * shape.element_bytes % kSectorBytes != 0) return true;
-  const bool begins_inside =
-      !shape.gradient && width.pad_begin % width.stride * shape.element_bytes % kSectorBytes != 0;
-  return shape.tile[3] < tile_cells(shape, problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
+  const auto outputs = [&](int axis) {
+    return shape.gradient ? problem.axes[axis].input : problem.axes[axis].output();
+  };
+  const int axis = shape.joins_rows ? 1 : 2;
+  const std::int64_t step = shape.element_bytes * (shape.joins_rows ? outputs(2) : 1);
+  if (outputs(axis) * step % kSectorBytes != 0) return true;
+  const Axis& cut = problem.axes[axis];
+  const bool begins_inside = !shape.gradient && cut.pad_begin % cut.stride * step % kSectorBytes != 0;
+  return shape.tile[1 + axis] < tile_cells(shape, problem, axis) &&
+         (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
 // Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
