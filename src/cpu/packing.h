@@ -206,6 +206,21 @@ inline Runs source_runs(const Tiling& tiling, const Tile& tile, const std::array
   return {tiling, tile, source, tile.origin, tiling.pitch(), strides};
 }
 
+// Zeros into the cells of a line that no run fills.
+template <typename T>
+void clear_around(const Runs& runs, std::int64_t lead, std::int64_t size, std::int64_t cell, T* line) {
+  if (!runs.along_row()) {
+    std::fill_n(line, size * cell, T{0});
+    return;
+  }
+  std::int64_t done = 0;
+  for (const Runs::Run& run : runs.all()) {
+    std::fill(line + done * cell, line + (lead + run.line) * cell, T{0});
+    done = lead + run.line + runs.count();
+  }
+  std::fill(line + done * cell, line + size * cell, T{0});
+}
+
 // The source of a tile as `lines` [source lattice][plane_size], zero wherever there is no source position.
 template <typename E, typename T>
 void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& view, const PackedSteps& steps, T* to) {
@@ -218,7 +233,7 @@ void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& vi
       if (steps.cell == 1) {
         for (std::int64_t c = 0; c < view.channels; ++c) std::fill_n(lines + c * steps.channel, size, T{0});
       } else {
-        std::fill_n(lines, size * steps.cell, T{0});
+        clear_around(runs, tiling.lead(), size, steps.cell, lines);
       }
     } else if (steps.cell == 1) {
       // Vectors that run on behind the line may be multiplied by zeros, which a NaN would survive.
