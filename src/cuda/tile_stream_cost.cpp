@@ -185,7 +185,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // Among cuts that the memory bounds, those with less to compute.
   const double besides = shape.gradient ? 0.05 * std::min(computed, transfer) : 0;
   // A call that is over before its launches are is better off with one, even where that takes a little longer.
-  const double launches = !shape.packed && problem.batch == 1 ? 0.85 : 1.0;
+  const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
   return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
          gradient_surplus(shape);
 }
