@@ -21,15 +21,18 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{1} << 18;      // elements of one block of results
-constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;    // elements of a packed operand
+constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one block of results
+// Elements of a packed operand. Where no tap reads the cells around, there is no reason to leave the L2 cache.
+constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;
+constexpr std::int64_t kMostPackedAlone = std::int64_t{1} << 15;
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
 constexpr std::int64_t kDepth =
     112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
-constexpr std::int64_t kRows = 14;       // output channels are cut at multiples of this
-constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot products
-constexpr std::int64_t kFewOutputs = 6;  // fewer output channels than this: their taps are the rows
+constexpr std::int64_t kRows = 14;                 // output channels are cut at multiples of this
+constexpr std::int64_t kMostOutputs = 19 * kRows;  // of a block
+constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
+constexpr std::int64_t kFewOutputs = 6;            // fewer output channels than this: their taps are the rows
 
 struct SumBlocking : WeightBlocking {
   bool along_inputs = true;  // vectors run along the input channels
@@ -60,13 +63,14 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   };
   blocking.inputs = std::clamp<std::int64_t>(kMostSums / (taps * kRows) / 16 * 16, fewest_inputs, 256);
   blocking.inputs = even(inputs, blocking.inputs, fewest_inputs);
-  blocking.outputs = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, 132);
+  blocking.outputs = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
   blocking.outputs = even(outputs, blocking.outputs / kRows * kRows, kRows);
   blocking.input_blocks = ceil_div(inputs, blocking.inputs);
   blocking.output_blocks = ceil_div(outputs, blocking.outputs);
   const std::int64_t widest =
       std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
-  blocking.cells = std::clamp<std::int64_t>(kMostPacked / widest, 128, 2048);
+  const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });
+  blocking.cells = std::clamp<std::int64_t>((alone ? kMostPackedAlone : kMostPacked) / widest, 128, 2048);
   return blocking;
 }
 
