@@ -25,7 +25,8 @@ constexpr std::int64_t kPanelWeights = 4096;  // of a target channel, packed at 
 
 // In cycles, roughly.
 constexpr double kTaskCost = 3000;
-constexpr double kRowCost = 25;  // of a row of the source, however short
+constexpr double kTeamCost = 20000;  // of waking other threads, where there is more than one task
+constexpr double kRowCost = 25;      // of a row of the source, however short
 // Of a weight that comes from the L2 cache, or from beyond it.
 constexpr double kNearWeight = 0.06;
 constexpr double kFarWeight = 0.3;
@@ -168,11 +169,13 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
       const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
       const std::int64_t tasks = roles.groups * blocking.target_blocks * shape.tiles;
       const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
+      const double team = tasks > 1 && threads > 1 ? kTeamCost : 0;
       const double cost = ((multiply + pack_weights + read_weights +
                             (pack_source + pack_rows) * static_cast<double>(blocking.target_blocks)) *
                                static_cast<double>(roles.source_channels) +
                            kTaskCost * static_cast<double>(blocking.target_blocks) * tiles) *
-                          idle;
+                              idle +
+                          team;
       if (best.cells == 0 || cost < least) {
         least = cost;
         best = blocking;
