@@ -9,12 +9,14 @@ namespace {
 constexpr double kSumsShare = 0.3;
 constexpr double kSumsShareAlone = 0.8;  // where each task packs its own weights: the fewer tiles the better
 constexpr double kSourceShare = 0.2;
+constexpr double kSourceShareGroups = 0.5;  // where groups are interleaved: packing costs more than anything else
 constexpr double kWeightsShare = 0.4;
 constexpr std::int64_t kFewestCells = 64;     // fewer leave too little to do for what is packed
 constexpr std::int64_t kTasksWanted = 16;     // no more are needed to keep the threads busy
 constexpr std::int64_t kPanel = 14;           // target channels are cut at multiples of this
 constexpr std::int64_t kRoomForWeights = 12;  // packed ones: one part in this of input and output
 
+constexpr std::int64_t kWidestPanel = kMostVectors * kMostLanes;
 constexpr std::int64_t kManyTargets = 48;  // channels that fill wide register tiles
 // Channels added up before the next tap's, where they have to be packed and where they are read in place.
 constexpr std::int64_t kMostTogether = 128;
@@ -51,11 +53,10 @@ AxisMaps maps_of(const Problem& problem) {
   return maps;
 }
 
-bool weights_are_shared(const Problem& problem) {
+std::int64_t room_for_weights(const Problem& problem) {
   const std::int64_t element = problem.dtype == DType::f64 ? 8 : 4;
   const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-  const std::int64_t room = tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / kRoomForWeights;
-  return element_count(problem.weight_sizes()) * element <= room;
+  return tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / kRoomForWeights / element;
 }
 
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
@@ -69,6 +70,7 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
     sources *= map.sources.size();
   }
   const std::int64_t channels = roles.source_channels;
+  if (roles.interleaved > 1) return even_parts(channels, kMostTogether);
   if (std::min(channels, roles.target_channels) < kMostLanes / 2) return 0;
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
   // Several source lattices would have to be taken apart and transposed.
@@ -107,22 +109,33 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   const std::int64_t together = channels_together(maps, roles);
   const bool many = channels >= 2 * kMostLanes || together > 0;  // targets can be the columns
   const std::int64_t unit = many ? kMostLanes : kPanel;
-  const bool shared = weights_are_shared(problem);
+  // Packed once, all of them or stage by stage; or by each task for itself.
+  const bool in_place = reads_in_place(roles, together) && writes_in_place(roles, together);
+  const bool shared = in_place || element_count(problem.weight_sizes()) <= room_for_weights(problem);
   const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
     blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
-    blocking.target_channels =
-        std::min(round_up(ceil_div(channels, blocking.target_blocks), many ? kMostLanes : 1), channels);
+    const std::int64_t each = ceil_div(channels, blocking.target_blocks);
+    // Whole vectors or, better, whole panels.
+    const std::int64_t whole = channels % kWidestPanel == 0 && each > kWidestPanel ? kWidestPanel : kMostLanes;
+    blocking.target_channels = std::min(round_up(each, many ? whole : 1), channels);
     blocking.target_blocks = ceil_div(channels, blocking.target_channels);
     return blocking;
   };
+  // Weights that are packed stage by stage take as little room as panels allow.
+  const bool in_stages = in_place && element_count(problem.weight_sizes()) > room_for_weights(problem);
+  const std::int64_t most_targets =
+      in_stages ? std::max(room_for_weights(problem) / (together * std::max<std::int64_t>(most_taps(maps), 1)) /
+                               kWidestPanel * kWidestPanel,
+                           kWidestPanel)
+                : channels;
   const std::int64_t most_sums = caches.elements(shared ? kSumsShare : kSumsShareAlone);
   // Results that are written to the tensor once and for all need no room in the cache.
-  const bool written_once = together >= roles.source_channels && roles.target_strides[1] == 1 && !roles.converts &&
-                            channels % kMostLanes == 0 && most_taps(maps) * together <= kDepthInPlace;
+  const bool written_once = together >= roles.source_channels && writes_in_place(roles, together) &&
+                            most_taps(maps) * together <= kDepthInPlace;
   const std::int64_t kept = written_once ? 1 : phases;
-  const std::int64_t most_source = caches.elements(kSourceShare);
+  const std::int64_t most_source = caches.elements(roles.interleaved > 1 ? kSourceShareGroups : kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
-  const std::int64_t packed_channels = std::max<std::int64_t>(together / 2, 8);
+  const std::int64_t packed_channels = std::max<std::int64_t>(together * roles.interleaved / 2, 8);
   Blocking best;
   double least = 0;
   for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
@@ -144,9 +157,9 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
     const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));
     const double pack_source =
-        static_cast<double>(sources) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
+        static_cast<double>(sources * roles.interleaved) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
-    const std::int64_t room = most_sums / (kept * shape.longest());
+    const std::int64_t room = std::min(most_sums / (kept * shape.longest()), most_targets);
     for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
       const double filled =

@@ -12,14 +12,17 @@
 
 namespace tconv::cpu {
 
-// The problem with the names that forward and grad_input share. Small groups whose channels lie side by side are joined
-// until they fill a vector: their products with each other are multiplications by zero, in lanes that would be idle.
+// Target channels of a group that are too few for wide register tiles.
+inline constexpr std::int64_t kSmallGroup = 16;
+
+// The problem with the names that forward and grad_input share. Small groups whose channels lie side by side are
+// interleaved: one here is 2 or 4 of the problem, whose target channels alternate.
 struct Roles {
-  bool converts = false;    // elements are computed in another type
-  std::int64_t joined = 1;  // groups of the problem that are one here
+  bool converts = false;         // elements are computed in another type
+  std::int64_t interleaved = 1;  // groups of the problem that are one here
   std::int64_t groups = 1;
-  std::int64_t source_channels = 0;  // of a group
-  std::int64_t target_channels = 0;
+  std::int64_t source_channels = 0;  // of a group of the problem: the length of a sum
+  std::int64_t target_channels = 0;  // of all that are interleaved
   Strides source_strides{};
   Strides target_strides{};
   std::int64_t weight_source_step = 0;
@@ -35,26 +38,40 @@ struct Roles {
     target_strides = forward ? problem.output_strides : problem.input_strides;
     weight_source_step = problem.weight_strides[forward ? 0 : 1];
     weight_target_step = problem.weight_strides[forward ? 1 : 0];
-    if (source_strides[1] == 1 && target_strides[1] == 1 && target_channels > 0) {
-      for (std::int64_t count = 2; count * target_channels <= kMostLanes; ++count) {
-        if (problem.groups % count == 0) joined = count;
-      }
-      if (joined * std::min(source_channels, target_channels) < kMostLanes / 2) joined = 1;  // see channels_together
+    const bool side_by_side = source_strides[1] == 1 && target_strides[1] == 1;
+    if (side_by_side && target_channels <= kSmallGroup && std::max(source_channels, target_channels) > 1) {
+      const std::int64_t most = problem.dtype == DType::f64 ? kMostInterleaved<double> : kMostInterleaved<float>;
+      for (interleaved = most; problem.groups % interleaved != 0;) interleaved /= 2;
     }
-    groups = problem.groups / joined;
-    source_channels *= joined;
-    target_channels *= joined;
+    groups = problem.groups / interleaved;
+    target_channels *= interleaved;
+  }
+
+  // Source channels of all that are interleaved.
+  std::int64_t cell_channels() const { return source_channels * interleaved; }
+  // The channel of the tensor that is target channel `first` of a group.
+  std::int64_t first_target(std::int64_t group, std::int64_t first) const {
+    return group * target_channels + first / interleaved;
   }
 };
 
 AxisMaps maps_of(const Problem& problem);
 
-// Whether the call may hold a packed copy of all weights.
-bool weights_are_shared(const Problem& problem);
+// Elements of packed weights that a call may hold.
+std::int64_t room_for_weights(const Problem& problem);
 
 // Where the packed source has its channels innermost: how many are added up before the next tap's. 0: it has not. This
 // sets the order of the sums, so that it depends on the layer alone.
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles);
+
+// Whether tensors whose channels lie side by side are read, and written, where they are.
+inline bool reads_in_place(const Roles& roles, std::int64_t together) {
+  return together > 0 && !roles.converts && roles.interleaved == 1 && roles.source_strides[1] == 1;
+}
+inline bool writes_in_place(const Roles& roles, std::int64_t together) {
+  return together > 0 && !roles.converts && roles.interleaved == 1 && roles.target_strides[1] == 1 &&
+         roles.target_channels % kMostLanes == 0;
+}
 
 // Multiply-adds between two visits to the results where cells are read in place: weights come from the L2 cache.
 inline constexpr std::int64_t kDepthInPlace = 640;

@@ -83,19 +83,13 @@ class Correlate final : public Kernel {
     packed_ = {problem, roles_, tiling_, cells_are_columns_ ? WeightOrder::along_cells : by_targets};
     // Tensors whose channels lie side by side are read and written where they are.
     constexpr bool kSame = std::is_same_v<E, T>;
-    reads_in_place_ = kSame && channels_inside_ && roles_.source_strides[1] == 1;
-    stores_in_place_ = kSame && channels_inside_ && roles_.target_strides[1] == 1 &&
-                       roles_.target_channels % kMostLanes == 0 && blocking.target_channels % kMostLanes == 0;
+    reads_in_place_ = kSame && reads_in_place(roles_, chunk_if_inside());
+    stores_in_place_ = kSame && writes_in_place(roles_, chunk_if_inside());
     // Like the lines, an odd number of cache lines.
-    cell_step_ = round_up(chunk_, kMostLanes);
+    cell_step_ = round_up(chunk_ * roles_.interleaved, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
-    // Weights that several tiles use are packed once for all of them.
-    const std::int64_t weights = roles_.groups * blocking.target_blocks * packed_.targets(blocking.target_channels) *
-                                 roles_.source_channels * tiling_.all_taps();
-    shares_weights_ = tiling_.tiles() > 1 && weights_are_shared(problem) && !empty_;
-    if (shares_weights_) {
-      workspace_bytes_ = weights * sizeof(T);
-    } else if (!channels_inside_) {
+    if (tiling_.tiles() > 1 && tiling_.all_taps() > 0 && !empty_) plan_stages();
+    if (stages_.empty() && !channels_inside_) {
       chunk_ =
           std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_.targets(targets), 1));
       chunk_ = even_parts(roles_.source_channels, chunk_);
@@ -103,9 +97,46 @@ class Correlate final : public Kernel {
     // A small problem is one tile: what reaches what is found out beforehand.
     if (channels_inside_ && tiling_.tiles() == 1 && blocking.target_blocks == 1 && tiling_.all_taps() > 0 && !empty_) {
       const std::int64_t rows = packed_.tile_along_targets(math_ops<T>(), targets).rows;
-      reach_ = reach_of(tiling_.tile(0), rows, round_up(targets, kMostLanes));
+      reach_ = reach_of(tiling_.tile(0), packed_.all_phases(), rows, round_up(targets, kMostLanes));
     }
   }
+
+  // Weights that several tiles use are packed once for all of them: all at a time or, where they take too much room,
+  // stage by stage. Without stages each task packs its own.
+  void plan_stages() {
+    const std::int64_t blocks = roles_.groups * blocking_.target_blocks;
+    const std::int64_t a_tap = packed_.targets(blocking_.target_channels) * roles_.source_channels;  // of a block
+    const PhaseRange all = packed_.all_phases();
+    const std::int64_t room = room_for_weights(problem_);
+    std::int64_t most = 0;
+    if (element_count(problem_.weight_sizes()) <= room) {
+      stages_.push_back({0, blocks, all, 0, roles_.source_channels});
+      most = blocks * a_tap * tiling_.all_taps();
+    } else if (reads_in_place_ && stores_in_place_) {
+      // Some phases of a block or, of a single one, some source channels.
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        for (PhaseRange phases{0, 0}; phases.first < all.last; phases.first = phases.last) {
+          std::int64_t size = 0;
+          while (phases.last < all.last) {
+            const std::int64_t more = a_tap * packed_.taps_of({phases.last, phases.last + 1});
+            if (phases.last > phases.first && size + more > room) break;
+            size += more;
+            ++phases.last;
+          }
+          const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
+          const std::int64_t channels =
+              size <= room ? chunks * chunk_ : even_parts(chunks, room * chunks / size) * chunk_;
+          for (std::int64_t c = 0; c < roles_.source_channels; c += channels) {
+            stages_.push_back({block, 1, phases, c, std::min(c + channels, roles_.source_channels)});
+          }
+          most = std::max(most, ceil_div(size * std::min(channels, roles_.source_channels), roles_.source_channels));
+        }
+      }
+    }
+    workspace_bytes_ = most * sizeof(T);
+  }
+
+  std::int64_t chunk_if_inside() const { return channels_inside_ ? chunk_ : 0; }
 
   bool reads_across_lines() const {
     for (const PhaseTile& phase : tiling_.phases()) {
@@ -127,10 +158,19 @@ class Correlate final : public Kernel {
                           static_cast<E*>(forward ? buffers.output : buffers.input)};
     if (fills_first_) fill_with_bias(tensors, execution);
     if (tiling_.all_taps() == 0 || roles_.source_channels == 0) return;
-    T* const shared = shares_weights_ ? static_cast<T*>(buffers.workspace) : nullptr;
-    if (shared != nullptr) pack_all_weights(tensors, shared, execution);
-    for_each_task(execution, roles_.groups * blocking_.target_blocks * tiling_.tiles(),
-                  [&](std::int64_t task) { run_task(tensors, shared, task); });
+    const auto run_stage = [&](const Stage& stage, const T* shared) {
+      for_each_task(execution, stage.blocks * tiling_.tiles(),
+                    [&](std::int64_t task) { run_task(tensors, stage, shared, task); });
+    };
+    if (stages_.empty()) {
+      const std::int64_t blocks = roles_.groups * blocking_.target_blocks;
+      return run_stage({0, blocks, packed_.all_phases(), 0, roles_.source_channels}, nullptr);
+    }
+    T* const shared = static_cast<T*>(buffers.workspace);
+    for (const Stage& stage : stages_) {
+      pack_weights(tensors, stage, shared, execution);
+      run_stage(stage, shared);
+    }
   }
 
   std::string describe() const override {
@@ -182,26 +222,41 @@ class Correlate final : public Kernel {
     return block;
   }
 
+  // Blocks of targets, of all groups in turn, whose weights for some phases and source channels are packed at a time:
+  // all of them or one.
+  struct Stage {
+    std::int64_t first_block = 0;
+    std::int64_t blocks = 0;
+    PhaseRange phases;
+    std::int64_t first_channel = 0;
+    std::int64_t last_channel = 0;
+
+    std::int64_t channels() const { return last_channel - first_channel; }
+  };
+
   // Where the weights shared by all tiles begin: [group][block][chunk]
-  std::int64_t shared_place(const TargetBlock& block, std::int64_t first_channel) const {
+  std::int64_t shared_place(const Stage& stage, const TargetBlock& block, std::int64_t first_channel) const {
     const std::int64_t index = block.group * blocking_.target_blocks + block.first / blocking_.target_channels;
-    const std::int64_t before = index * packed_.targets(blocking_.target_channels);
-    return (before * roles_.source_channels + packed_.targets(block.targets) * first_channel) * tiling_.all_taps();
+    const std::int64_t before = (index - stage.first_block) * packed_.targets(blocking_.target_channels);
+    const std::int64_t channel = first_channel - stage.first_channel;
+    return (before * stage.channels() + packed_.targets(block.targets) * channel) * packed_.taps_of(stage.phases);
   }
 
-  void pack_all_weights(const Tensors& tensors, T* shared, const Execution& execution) const {
-    const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
-    for_each_task(execution, roles_.groups * blocking_.target_blocks * chunks, [&](std::int64_t task) {
-      const TargetBlock block = block_at(task / chunks);
-      const std::int64_t c = task % chunks * chunk_;
-      packed_.pack(tensors.weight, block, c, std::min(chunk_, roles_.source_channels - c),
-                   shared + shared_place(block, c));
+  void pack_weights(const Tensors& tensors, const Stage& stage, T* shared, const Execution& execution) const {
+    const std::int64_t chunks = ceil_div(stage.channels(), chunk_);
+    for_each_task(execution, stage.blocks * chunks, [&](std::int64_t task) {
+      const TargetBlock block = block_at(stage.first_block + task / chunks);
+      const std::int64_t c = stage.first_channel + task % chunks * chunk_;
+      packed_.pack(tensors.weight, block, c, std::min(chunk_, stage.last_channel - c), stage.phases,
+                   shared + shared_place(stage, block, c));
     });
   }
 
   Results<T> results_of(const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {
     Results<T> results;
     results.cells_are_columns = cells_are_columns_;
+    results.interleaved = roles_.interleaved;
+    results.group_step = roles_.target_channels / roles_.interleaved;
     results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, kMostLanes);
     results.phase_size = results.row_size * (cells_are_columns_ ? block.targets : tile.length);
     results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
@@ -211,12 +266,13 @@ class Correlate final : public Kernel {
     return results;
   }
 
-  void run_task(const Tensors& tensors, const T* shared, std::int64_t task) const {
+  void run_task(const Tensors& tensors, const Stage& stage, const T* shared, std::int64_t task) const {
     thread_local Memory<T> memory;
-    const Tile tile = tiling_.tile(task / blocking_.target_blocks % tiling_.tiles());
-    const TargetBlock block = block_at(task / (blocking_.target_blocks * tiling_.tiles()) * blocking_.target_blocks +
-                                       task % blocking_.target_blocks);
-    if (channels_inside_) return run_inside(tensors, shared, tile, block, memory);
+    const std::int64_t together = std::min(stage.blocks, blocking_.target_blocks);  // of a group
+    const Tile tile = tiling_.tile(task / together % tiling_.tiles());
+    const TargetBlock block =
+        block_at(stage.first_block + task / (together * tiling_.tiles()) * together + task % together);
+    if (channels_inside_) return run_inside(tensors, stage, shared, tile, block, memory);
     const MathOps<T>& math = math_ops<T>();
     const auto phases = tiling_.phases().size();
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
@@ -232,8 +288,8 @@ class Correlate final : public Kernel {
       const std::int64_t channel = block.group * roles_.source_channels + c;
       const View<const E> view{tensors.source + channel * roles_.source_strides[1], roles_.source_strides, channels};
       const Cells cells = pack_cells(tile, view, steps, source);
-      if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, own);
-      const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
+      if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, stage.phases, own);
+      const T* const weights = own != nullptr ? own : shared + shared_place(stage, block, c);
       for (std::size_t phase = 0; phase < phases; ++phase) {
         std::int64_t* to = offsets + packed_.taps_before(phase) * channels;
         for (std::int64_t i = 0; i < channels; ++i) {
@@ -249,7 +305,11 @@ class Correlate final : public Kernel {
                                memory.rows);
       }
     }
-    store_of(tensors)(tile, block.group * roles_.target_channels + block.first, block.targets, results);
+    store(tensors, tile, block, results);
+  }
+
+  void store(const Tensors& tensors, const Tile& tile, const TargetBlock& block, const Results<T>& results) const {
+    store_of(tensors)(tile, roles_.first_target(block.group, block.first), block.targets / roles_.interleaved, results);
   }
 
   // The source of some channels: where cell 0 stands, and the distance from one cell of the line to the next.
@@ -328,15 +388,16 @@ class Correlate final : public Kernel {
     }
   }
 
-  Reach reach_of(const Tile& tile, std::int64_t tile_rows, std::int64_t row_size) const {
-    return find_reach(tiling_, tile, tile_rows, {reads_in_place_ ? &roles_.source_strides : nullptr, cell_step_},
+  Reach reach_of(const Tile& tile, const PhaseRange& phases, std::int64_t tile_rows, std::int64_t row_size) const {
+    return find_reach(tiling_, tile, phases, tile_rows,
+                      {reads_in_place_ ? &roles_.source_strides : nullptr, cell_step_},
                       {stores_in_place_ ? &roles_.target_strides : nullptr, row_size});
   }
 
   // A tile where channels are innermost: cells are rows of the product as they are, and a tap is a distance. Taps that
   // read nothing but zeros are left out.
-  void run_inside(const Tensors& tensors, const T* shared, const Tile& tile, const TargetBlock& block,
-                  Memory<T>& memory) const {
+  void run_inside(const Tensors& tensors, const Stage& stage, const T* shared, const Tile& tile,
+                  const TargetBlock& block, Memory<T>& memory) const {
     const MathOps<T>& math = math_ops<T>();
     const auto& phases = tiling_.phases();
     const auto size = packed_.tile_along_targets(math, block.targets);
@@ -349,26 +410,28 @@ class Correlate final : public Kernel {
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_.targets(block.targets));
     Reach own_reach;
-    if (reach_.empty()) own_reach = reach_of(tile, size.rows, results.row_size);
+    if (reach_.empty()) own_reach = reach_of(tile, stage.phases, size.rows, results.row_size);
     const Reach& reach = reach_.empty() ? own_reach : reach_;
-    const std::int64_t target = block.group * roles_.target_channels + block.first;
+    const std::int64_t target = roles_.first_target(block.group, block.first);
     std::vector<std::int64_t> places;
-    for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
-      const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
-      const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
+    for (std::int64_t c = stage.first_channel; c < stage.last_channel; c += chunk_) {
+      const std::int64_t channels = std::min(chunk_, stage.last_channel - c);
+      const E* const first = tensors.source + (block.group * roles_.cell_channels() + c) * roles_.source_strides[1];
       const T* cells = nullptr;
       if constexpr (std::is_same_v<E, T>) {
         if (reads_in_place_) cells = first;
       }
       if (cells == nullptr) {
-        cells = pack_cells(tile, {first, roles_.source_strides, channels}, PackedSteps{1, cell_step_}, source).first;
+        const PackedSteps steps{1, cell_step_, roles_.interleaved, roles_.source_channels};
+        cells = pack_cells(tile, {first, roles_.source_strides, channels}, steps, source).first;
       }
-      if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, own);
-      const T* const weights = own != nullptr ? own : shared + shared_place(block, c);
-      for (std::size_t p = 0; p < phases.size(); ++p) {
+      if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, stage.phases, own);
+      const T* const weights = own != nullptr ? own : shared + shared_place(stage, block, c);
+      for (std::size_t p = stage.phases.first; p < stage.phases.last; ++p) {
         if (!stores_in_place_ && phases[p].taps.empty()) continue;
         MultiplyCells<T> job;
         job.depth = channels;
+        job.interleaved = roles_.interleaved;
         T* sums = nullptr;
         if constexpr (std::is_same_v<E, T>) {
           if (stores_in_place_) {
@@ -377,7 +440,7 @@ class Correlate final : public Kernel {
           }
         }
         if (sums == nullptr) sums = results.sums + tiling_.slot(p) * results.phase_size;
-        const Panels<T> panels{weights + packed_.place_of_phase(block, channels, p),
+        const Panels<T> panels{weights + packed_.place_of_phase(block, channels, p, stage.phases.first),
                                static_cast<std::int64_t>(phases[p].taps.size()) * channels};
         job.a = cells;
         job.c = sums;
@@ -397,7 +460,7 @@ class Correlate final : public Kernel {
         }
       }
     }
-    if (!stores_in_place_) store_of(tensors)(tile, target, block.targets, results);
+    if (!stores_in_place_) store(tensors, tile, block, results);
   }
 
   Problem problem_;
@@ -414,7 +477,7 @@ class Correlate final : public Kernel {
   bool channels_inside_ = false;   // the packed source has its channels innermost
   bool cells_are_columns_ = true;  // of the register tiles; otherwise target channels are
   std::int64_t cell_step_ = 1;
-  bool shares_weights_ = false;
+  std::vector<Stage> stages_;
   Reach reach_;  // of the only tile
   std::size_t workspace_bytes_ = 0;
 };

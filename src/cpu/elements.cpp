@@ -10,6 +10,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "cpu/groups-inl.h"
 #include "cpu/simd.h"
 #include "cpu/transpose-inl.h"
 
@@ -154,6 +155,8 @@ void interleave(const Interleave<E, T>& job) {
 
 template <typename E, typename T>
 void store_cells(const StoreCells<E, T>& job) {
+  if (job.interleaved == 2) return store_groups<E, T, 2>(job);
+  if (job.interleaved == 4) return store_groups<E, T, 4>(job);
   for (std::int64_t i = 0; i < job.cells; ++i) {
     const T* HWY_RESTRICT from = job.from + i * job.cell_step;
     E* HWY_RESTRICT to = job.to + i * job.to_step;
@@ -400,8 +403,9 @@ double sum(const E* from, std::int64_t step, std::int64_t count) {
 
 template <typename E, typename T>
 ElementOps<E, T> make_element_ops() {
-  return {load<E, T>,       store<E, T>,   interleave<E, T>,   store_rows<E, T>, store_cells<E, T>, load_channels<E, T>,
-          load_lines<E, T>, scatter<E, T>, pack_weights<E, T>, add<E, T>,        sum<E, T>};
+  return {load<E, T>,        store<E, T>,        interleave<E, T>,    store_rows<E, T>,
+          store_cells<E, T>, load_groups<E, T>,  load_channels<E, T>, load_lines<E, T>,
+          scatter<E, T>,     pack_weights<E, T>, add<E, T>,           sum<E, T>};
 }
 
 const ElementOps<float, float>& float_elements() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "cpu/blocking.h"
 #include "cpu/mirror.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
@@ -20,59 +21,63 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{1} << 18;      // elements of one block of results
-constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;    // elements of a packed operand
+constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one block of results
+// Elements of a packed operand. Where no tap reads the cells around, there is no reason to leave the L2 cache.
+constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;
+constexpr std::int64_t kMostPackedAlone = std::int64_t{1} << 15;
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
 constexpr std::int64_t kDepth =
     112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
-constexpr std::int64_t kRows = 14;       // output channels are cut at multiples of this
-constexpr std::int64_t kFewInputs = 12;  // fewer input channels than this: dot products
-constexpr std::int64_t kFewOutputs = 6;  // fewer output channels than this: their taps are the rows
+constexpr std::int64_t kRows = 14;                 // output channels are cut at multiples of this
+constexpr std::int64_t kMostOutputs = 19 * kRows;  // of a block
+constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
+constexpr std::int64_t kFewOutputs = 6;            // fewer output channels than this: their taps are the rows
 
-struct Blocking : WeightBlocking {
+struct SumBlocking : WeightBlocking {
   bool along_inputs = true;  // vectors run along the input channels
   bool taps_are_rows = false;
   std::int64_t cells = 1;
 };
 
-Blocking choose_blocking(const Problem& problem) {
+SumBlocking choose_sum_blocking(const Problem& problem) {
   std::int64_t taps = 1;
   for (const Axis& axis : problem.axes) taps *= axis.kernel;
-  Blocking blocking;
+  SumBlocking blocking;
   blocking.group_inputs = problem.in_channels_per_group();
   blocking.group_outputs = problem.out_channels_per_group();
-  if (problem.input_strides[1] == 1 && problem.output_strides[1] == 1) {
-    for (std::int64_t count = 2; count * blocking.group_inputs <= kMostLanes && count <= problem.groups; ++count) {
-      if (problem.groups % count == 0) blocking.joined = count;
-    }
+  const bool side_by_side = problem.input_strides[1] == 1 && problem.output_strides[1] == 1;
+  if (side_by_side && blocking.group_inputs <= kSmallGroup) {
+    blocking.interleaved = problem.dtype == DType::f64 ? kMostInterleaved<double> : kMostInterleaved<float>;
+    while (problem.groups % blocking.interleaved != 0) blocking.interleaved /= 2;
   }
-  blocking.groups = problem.groups / blocking.joined;
-  blocking.group_inputs *= blocking.joined;
-  blocking.group_outputs *= blocking.joined;
+  blocking.groups = problem.groups / blocking.interleaved;
+  blocking.group_inputs *= blocking.interleaved;
   const std::int64_t inputs = std::max<std::int64_t>(blocking.group_inputs, 1);
   const std::int64_t outputs = std::max<std::int64_t>(blocking.group_outputs, 1);
-  blocking.along_inputs = inputs >= kFewInputs;
-  blocking.taps_are_rows = blocking.along_inputs && outputs < kFewOutputs && taps > 1;
+  blocking.along_inputs = inputs >= kFewInputs || blocking.interleaved > 1;
+  blocking.taps_are_rows = blocking.along_inputs && blocking.interleaved == 1 && outputs < kFewOutputs && taps > 1;
   const std::int64_t fewest_inputs = blocking.along_inputs ? 16 : 1;
   const auto even = [](std::int64_t all, std::int64_t most, std::int64_t unit) {
     return round_up(ceil_div(all, ceil_div(all, most)), unit);
   };
   blocking.inputs = std::clamp<std::int64_t>(kMostSums / (taps * kRows) / 16 * 16, fewest_inputs, 256);
   blocking.inputs = even(inputs, blocking.inputs, fewest_inputs);
-  blocking.outputs = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, 132);
+  blocking.outputs = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
   blocking.outputs = even(outputs, blocking.outputs / kRows * kRows, kRows);
   blocking.input_blocks = ceil_div(inputs, blocking.inputs);
   blocking.output_blocks = ceil_div(outputs, blocking.outputs);
-  const std::int64_t widest = std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs));
-  blocking.cells = std::clamp<std::int64_t>(kMostPacked / widest, 128, 2048);
+  const std::int64_t widest =
+      std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
+  const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });
+  blocking.cells = std::clamp<std::int64_t>((alone ? kMostPackedAlone : kMostPacked) / widest, 128, 2048);
   return blocking;
 }
 
 template <typename E, typename T>
 class GradWeight final : public Kernel {
  public:
-  GradWeight(const Problem& problem, const Blocking& blocking, Tiling tiling)
+  GradWeight(const Problem& problem, const SumBlocking& blocking, Tiling tiling)
       : problem_(problem),
         blocking_(blocking),
         tiling_(std::move(tiling)),
@@ -108,10 +113,11 @@ class GradWeight final : public Kernel {
   void sum_cells(const E* input, const E* grad, const ChannelBlock& channels, std::int64_t split, T* block) const {
     thread_local Memory memory;
     const MathOps<T>& math = math_ops<T>();
-    const std::int64_t input_channel = channels.group * blocking_.group_inputs + channels.first_input;
-    const std::int64_t output_channel = channels.group * blocking_.group_outputs + channels.first_output;
+    const std::int64_t groups = blocking_.interleaved;
+    const std::int64_t input_channel = channels.group * blocking_.group_inputs + channels.first_input / groups;
+    const std::int64_t output_channel = channels.group * groups * blocking_.group_outputs + channels.first_output;
     const View<const E> input_view{input + input_channel * problem_.input_strides[1], problem_.input_strides,
-                                   channels.inputs};
+                                   channels.inputs / groups};
     const View<const E> grad_view{grad + output_channel * problem_.output_strides[1], problem_.output_strides,
                                   channels.outputs};
     const std::int64_t first_tile = tiling_.tiles() * split / blocks_.splits();
@@ -124,10 +130,11 @@ class GradWeight final : public Kernel {
     }
     // An odd number of cache lines, so that rows do not fall into the same cache sets.
     const std::int64_t line_size = round_up(tiling_.longest(), 2 * kMostLanes) + kMostLanes;
-    const std::int64_t cell_size = round_up(blocking_.outputs, 2 * kMostLanes) + kMostLanes;
+    const std::int64_t cell_size = round_up(blocking_.outputs * groups, 2 * kMostLanes) + kMostLanes;
     // Where output channels lie side by side they are rows of the product as they are.
     const bool side_by_side = blocking_.along_inputs && problem_.output_strides[1] == 1;
-    const auto tile_size = math.tile_for(channels.outputs, channels.inputs);
+    auto tile_size = math.tile_for(channels.outputs, channels.inputs);
+    if (tile_size.vectors * math.lanes % groups != 0) tile_size = {1, kMostVectors};  // single lanes: groups are whole
     const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
     T* const packed_input =
         memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
@@ -146,7 +153,8 @@ class GradWeight final : public Kernel {
       for (std::size_t p = 0; p < tiling_.phases().size(); ++p) {
         const PhaseTile& phase = tiling_.phases()[p];
         const Runs runs = target_runs(tiling_, tile, phase, problem_.output_strides);
-        const PackedSteps steps = side_by_side ? PackedSteps{1, cell_size} : PackedSteps{line_size, 1};
+        const PackedSteps steps = side_by_side ? PackedSteps{1, cell_size, groups, problem_.out_channels_per_group()}
+                                               : PackedSteps{line_size, 1};
         // The gaps must be zero: there the input is multiplied too. Dot products run on to whole vectors.
         if (!side_by_side || !runs.is_one_run(tile.length)) {
           std::fill_n(packed_grad, side_by_side ? tile.length * cell_size : channels.outputs * line_size, T{0});
@@ -211,12 +219,15 @@ class GradWeight final : public Kernel {
   void pack_panels(const MathOps<T>& math, const Tile& tile, const View<const E>& view, std::int64_t panel,
                    T* packed) const {
     const Runs runs = source_runs(tiling_, tile, tiling_.sources()[0], view.strides);
-    for (std::int64_t n = 0; n < view.channels; n += panel) {
-      const std::int64_t width = panel_width(math, panel, view.channels, n);
+    const std::int64_t groups = blocking_.interleaved;
+    const std::int64_t columns = view.channels * groups;
+    for (std::int64_t n = 0; n < columns; n += panel) {
+      const std::int64_t width = panel_width(math, panel, columns, n);
+      const std::int64_t channels = std::min(panel, columns - n) / groups;
       T* const to = packed + n * tiling_.plane_size();
       std::fill_n(to, width * tiling_.plane_size(), T{0});
-      load_runs(View<const E>{view.data + n * view.strides[1], view.strides, std::min(panel, view.channels - n)}, runs,
-                PackedSteps{1, width}, to + tiling_.lead() * width);
+      load_runs(View<const E>{view.data + n / groups * view.strides[1], view.strides, channels}, runs,
+                PackedSteps{1, width, groups, problem_.in_channels_per_group()}, to + tiling_.lead() * width);
     }
   }
 
@@ -231,6 +242,9 @@ class GradWeight final : public Kernel {
     job.a_step = in_place ? grad_steps.cell : row_panels.step;
     job.c_step = taps * blocking_.inputs;
     job.accumulate = true;
+    const std::int64_t groups = blocking_.interleaved;
+    const auto& of_groups = groups == 2 ? math.multiply_pairs : math.multiply_fours;
+    const auto& table = groups == 1 ? math.multiply_packed : of_groups;
     for (std::int64_t k = 0; k < length; k += kDepth) {
       job.depth = std::min(kDepth, length - k);
       if (!in_place) pack_lines(row_panels, channels.outputs, grad + k, grad_steps.channel, job.depth, rows);
@@ -240,10 +254,10 @@ class GradWeight final : public Kernel {
         for (std::int64_t t = 0; t < taps; ++t) {
           job.b = input + phase.taps[t].offset * job.b_step;
           for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {
-            job.a = in_place ? grad + k * grad_steps.cell + m : rows + row_panels.place(m, job.depth);
+            job.a = in_place ? grad + k * grad_steps.cell + m * groups : rows + row_panels.place(m, job.depth);
             job.c = sums + (m * taps + t) * blocking_.inputs + n;
             const std::int64_t here = std::min(tile_size.rows, channels.outputs - m);
-            math.multiply_packed[here - 1][job.b_step / math.lanes - 1](job);
+            table[here - 1][job.b_step / math.lanes - 1](job);
           }
         }
       }
@@ -275,13 +289,13 @@ class GradWeight final : public Kernel {
   }
 
   Problem problem_;
-  Blocking blocking_;
+  SumBlocking blocking_;
   Tiling tiling_;
   WeightBlocks<E, T> blocks_;
 };
 
 Proposal propose_as_it_is(const Problem& problem) {
-  const Blocking blocking = choose_blocking(problem);
+  const SumBlocking blocking = choose_sum_blocking(problem);
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {
     maps[a] = blocking.taps_are_rows ? map_from_input(problem.axes[a]) : map_from_output(problem.axes[a]);

@@ -21,6 +21,12 @@ struct TargetBlock {
   std::int64_t targets = 0;
 };
 
+// The phases first <= phase < last.
+struct PhaseRange {
+  std::size_t first = 0;
+  std::size_t last = 0;
+};
+
 // What the columns of the register tiles are, and so the order of the packed weights of a block of targets and a chunk
 // of source channels, without gaps:
 enum class WeightOrder {
@@ -34,7 +40,7 @@ class PackedWeights {
  public:
   PackedWeights() = default;
   PackedWeights(const Problem& problem, const Roles& roles, const Tiling& tiling, WeightOrder order)
-      : roles_(roles), order_(order), longest_(tiling.longest()), all_taps_(tiling.all_taps()) {
+      : roles_(roles), order_(order), longest_(tiling.longest()) {
     group_step_ = problem.in_channels_per_group() * problem.weight_strides[0];
     std::int64_t taps_so_far = 0;
     for (const PhaseTile& phase : tiling.phases()) {
@@ -55,10 +61,17 @@ class PackedWeights {
   }
   // Taps of the phases before this one.
   std::int64_t taps_before(std::size_t phase) const { return taps_before_[phase]; }
-  // Where the weights of a phase begin in those of a block and chunk.
-  std::int64_t place_of_phase(const TargetBlock& block, std::int64_t channels, std::size_t phase) const {
-    return targets(block.targets) * channels * taps_before_[phase];
+  // Where the weights of a phase begin in those of a block and chunk, of which the phases from `first` on are packed.
+  std::int64_t place_of_phase(const TargetBlock& block, std::int64_t channels, std::size_t phase,
+                              std::size_t first = 0) const {
+    return targets(block.targets) * channels * (taps_before_[phase] - taps_before_[first]);
   }
+  std::int64_t taps_of(const PhaseRange& phases) const {
+    std::size_t taps = 0;
+    for (std::size_t phase = phases.first; phase < phases.last; ++phase) taps += taps_[phase].size();
+    return static_cast<std::int64_t>(taps);
+  }
+  PhaseRange all_phases() const { return {0, taps_.size()}; }
 
   // The register tiles whose columns are target channels.
   MathOps<T>::TileSize tile_along_targets(const MathOps<T>& math, std::int64_t count) const {
@@ -67,19 +80,20 @@ class PackedWeights {
   }
 
   void pack(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
-            T* packed) const {
-    if (roles_.joined > 1) return pack_joined(weight, block, first_channel, channels, packed);
+            const PhaseRange& phases, T* packed) const {
+    if (roles_.interleaved > 1) return pack_interleaved(weight, block, first_channel, channels, phases, packed);
     const MathOps<T>& math = math_ops<T>();
     const bool inside = order_ == WeightOrder::channels_inside;
     const std::int64_t panel = panel_of(math, block.targets);
     const std::int64_t panels = ceil_div(block.targets, panel);
-    std::vector<PackTap> taps(panels * all_taps_);
+    const std::int64_t tap_count = taps_of(phases);
+    std::vector<PackTap> taps(panels * tap_count);
     std::size_t index = 0;
     for (std::int64_t row = 0; row < block.targets; row += panel) {
       const std::int64_t width = width_of(math, panel, block.targets, row);
-      for (std::size_t phase = 0; phase < taps_.size(); ++phase) {
+      for (std::size_t phase = phases.first; phase < phases.last; ++phase) {
         const auto count = static_cast<std::int64_t>(taps_[phase].size());
-        const std::int64_t begin = place_of_phase(block, channels, phase) + row * channels * count;
+        const std::int64_t begin = place_of_phase(block, channels, phase, phases.first) + row * channels * count;
         for (std::int64_t t = 0; t < count; ++t) {
           taps[index++] = {taps_[phase][t], begin + (inside ? t * channels : t) * width, (inside ? 1 : count) * width};
         }
@@ -87,7 +101,7 @@ class PackedWeights {
     }
     PackWeights<E, T> job;
     job.channel_step = roles_.weight_source_step;
-    job.tap_count = all_taps_;
+    job.tap_count = tap_count;
     job.whole_taps = std::all_of(taps.begin(), taps.end(),
                                  [&](const PackTap& tap) { return tap.from >= 0 && tap.from < job.tap_count; });
     job.target_step = roles_.weight_target_step;
@@ -103,7 +117,7 @@ class PackedWeights {
         const std::int64_t row = p * panel;
         job.width = width_of(math, panel, block.targets, row);
         job.valid = std::min(job.width, block.targets - row);
-        job.taps = taps.data() + p * all_taps_;
+        job.taps = taps.data() + p * tap_count;
         job.source = source + row * roles_.weight_target_step;
         element_ops<E, T>().pack_weights(job);
       }
@@ -120,31 +134,27 @@ class PackedWeights {
     return order_ == WeightOrder::along_cells ? std::min(panel, count - row) : panel_width(math, panel, count, row);
   }
 
-  // The same with channels innermost in the source; weights between joined groups are zero.
-  void pack_joined(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
-                   T* packed) const {
+  // The same with channels innermost in the source, of groups whose targets alternate.
+  void pack_interleaved(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
+                        const PhaseRange& phases, T* packed) const {
     const MathOps<T>& math = math_ops<T>();
     const std::int64_t panel = panel_of(math, block.targets);
-    const std::int64_t sources = roles_.source_channels / roles_.joined;
-    const std::int64_t targets = roles_.target_channels / roles_.joined;
-    for (std::size_t phase = 0; phase < taps_.size(); ++phase) {
-      T* to = packed + place_of_phase(block, channels, phase);
+    for (std::size_t phase = phases.first; phase < phases.last; ++phase) {
+      T* to = packed + place_of_phase(block, channels, phase, phases.first);
       for (std::int64_t row = 0; row < block.targets; row += panel) {
         const std::int64_t width = width_of(math, panel, block.targets, row);
+        const std::int64_t valid = std::min(width, block.targets - row);
         for (const std::int64_t tap : taps_[phase]) {
           for (std::int64_t c = first_channel; c < first_channel + channels; ++c, to += width) {
-            std::fill_n(to, width, T{0});
-            const std::int64_t part = c / sources;
-            // Targets of the group that the panel has.
-            const std::int64_t low = std::max(block.first + row, part * targets);
-            const std::int64_t high =
-                std::min({block.first + row + width, block.first + block.targets, (part + 1) * targets});
-            if (low >= high) continue;
-            const std::int64_t group = block.group * roles_.joined + part;
-            const E* const from = weight + tap + group * group_step_ +
-                                  (c - part * sources) * roles_.weight_source_step +
-                                  (low - part * targets) * roles_.weight_target_step;
-            element_ops<E, T>().load(from, roles_.weight_target_step, to + low - block.first - row, 1, high - low);
+            std::fill(to + valid, to + width, T{0});
+            for (std::int64_t n = 0; n < std::min(valid, roles_.interleaved); ++n) {
+              const std::int64_t column = block.first + row + n;
+              const E* const from =
+                  weight + tap + (block.group * roles_.interleaved + column % roles_.interleaved) * group_step_ +
+                  c * roles_.weight_source_step + column / roles_.interleaved * roles_.weight_target_step;
+              element_ops<E, T>().load(from, roles_.weight_target_step, to + n, roles_.interleaved,
+                                       ceil_div(valid - n, roles_.interleaved));
+            }
           }
         }
       }
@@ -153,9 +163,8 @@ class PackedWeights {
 
   Roles roles_;
   WeightOrder order_ = WeightOrder::along_cells;
-  std::int64_t longest_ = 1;     // cells of a tile
-  std::int64_t group_step_ = 0;  // from the weights of a group to the next
-  std::int64_t all_taps_ = 0;
+  std::int64_t longest_ = 1;                     // cells of a tile
+  std::int64_t group_step_ = 0;                  // from the weights of a group to the next
   std::vector<std::vector<std::int64_t>> taps_;  // of each phase: where its taps lie in the weight
   std::vector<std::int64_t> taps_before_;        // of each phase: taps of the phases before it
 };

@@ -123,11 +123,30 @@ void for_each_channel_and_run(const View<E>& view, const Runs& runs, bool channe
 struct PackedSteps {
   std::int64_t channel = 0;
   std::int64_t cell = 1;
+  // Groups whose channels are interleaved: channel c of group g, group_step further in the tensor, stands at
+  // c interleaved + g of a cell.
+  std::int64_t interleaved = 1;
+  std::int64_t group_step = 0;
 };
 
 template <typename E, typename T>
 void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& steps, T* line) {
   const ElementOps<E, T>& ops = element_ops<E, T>();
+  if (steps.interleaved > 1) {
+    LoadGroups<E, T> job;
+    job.cell_step = runs.tensor_step();
+    job.group_step = steps.group_step;
+    job.to_step = runs.line_step() * steps.cell;
+    job.cells = runs.count();
+    job.channels = view.channels;
+    job.groups = steps.interleaved;
+    for (const Runs::Run& run : runs.all()) {
+      job.from = view.data + run.tensor;
+      job.to = line + run.line * steps.cell;
+      ops.load_groups(job);
+    }
+    return;
+  }
   if (steps.channel == 1 && view.strides[1] == 1) {
     for (const Runs::Run& run : runs.all()) {
       for (std::int64_t i = 0; i < runs.count(); ++i) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -116,16 +117,18 @@ class CellList {
     const std::int64_t tiles = (all + tile.rows - 1) / tile.rows;
     T* const c = job.c;
     const T* const initial = job.initial;
+    const auto& table = math.multiply_cells[std::countr_zero(static_cast<std::uint64_t>(job.interleaved))];
     for (std::int64_t n = 0; n < columns; n += panel) {
       job.b_step = panel_width(math, panel, columns, n);
       job.b = panels.data + n * panels.depth;
       job.c = c + n;
+      job.first_column = n;
       job.initial = initial == nullptr ? nullptr : initial + n;
       for (std::int64_t i = 0; i < tiles; ++i) {
         const std::int64_t m = all * i / tiles;
         job.a_places = a_.data() + m;
         job.c_places = c_.data() + m;
-        math.multiply_cells[all * (i + 1) / tiles - m - 1][job.b_step / math.lanes - 1](job);
+        table[all * (i + 1) / tiles - m - 1][job.b_step / math.lanes - 1](job);
       }
     }
   }

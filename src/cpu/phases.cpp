@@ -1,10 +1,13 @@
 #include "cpu/families.h"
 #include "cpu/phases_kernels.h"
+#include "cpu/wide_rows.h"
 #include "tconv/error.h"
 
 namespace tconv::cpu {
 
-Proposal propose_phases(const Problem& problem, const DeviceProperties& device) {
+namespace {
+
+Proposal propose_as_it_is(const Problem& problem, const DeviceProperties& device) {
   switch (problem.direction) {
     case Direction::forward:
     case Direction::grad_input: return propose_correlate(problem, device);
@@ -12,6 +15,16 @@ Proposal propose_phases(const Problem& problem, const DeviceProperties& device) 
     case Direction::grad_bias: return propose_grad_bias(problem);
   }
   throw Error("unknown direction " + std::to_string(static_cast<int>(problem.direction)));
+}
+
+}  // namespace
+
+Proposal propose_phases(const Problem& problem, const DeviceProperties& device) {
+  const std::optional<Problem> wide = with_wide_rows(problem);
+  if (!wide) return propose_as_it_is(problem, device);
+  Proposal proposal = propose_as_it_is(*wide, device);
+  if (proposal.kernel != nullptr) proposal.kernel = run_with_wide_rows(problem, proposal.kernel);
+  return proposal;
 }
 
 }  // namespace tconv::cpu

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/cell_places.h"
+#include "cpu/packed_weights.h"
 #include "cpu/panels.h"
 #include "cpu/tile.h"
 
@@ -28,8 +29,9 @@ struct Reached {
 };
 using Reach = std::vector<std::vector<Reached>>;  // of each phase
 
-inline Reach find_reach(const Tiling& tiling, const Tile& tile, std::int64_t tile_rows, const CellsAt& source,
-                        const CellsAt& target) {
+// Of some phases; those before them stay empty.
+inline Reach find_reach(const Tiling& tiling, const Tile& tile, const PhaseRange& phases, std::int64_t tile_rows,
+                        const CellsAt& source, const CellsAt& target) {
   const CellPlaces from = source.places(tiling, tile, tiling.sources()[0]);
   const auto distance = [&](const Tap& tap) {
     if (source.strides == nullptr) return (tap.source * tiling.plane_size() + tap.offset) * source.step;
@@ -38,8 +40,9 @@ inline Reach find_reach(const Tiling& tiling, const Tile& tile, std::int64_t til
     for (int a = 0; a < kSpatialAxes; ++a) sum += tap.shift[a] * lattice[a].step * (*source.strides)[2 + a];
     return sum;
   };
-  Reach all;
-  for (const PhaseTile& phase : tiling.phases()) {
+  Reach all(phases.last);
+  for (std::size_t p = phases.first; p < phases.last; ++p) {
+    const PhaseTile& phase = tiling.phases()[p];
     const CellPlaces to = target.places(tiling, tile, phase.lattice);
     std::map<std::vector<std::int64_t>, CellList> by_taps;
     for (const Segment& segment : source.strides != nullptr ? tiling.segments_of_tensor(tile, phase)
@@ -47,9 +50,8 @@ inline Reach find_reach(const Tiling& tiling, const Tile& tile, std::int64_t til
       by_taps[segment.taps].add(from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis],
                                 segment.count);
     }
-    auto& reached = all.emplace_back();
     for (auto& [taps, cells] : by_taps) {
-      Reached& each = reached.emplace_back();
+      Reached& each = all[p].emplace_back();
       each.taps = taps;
       each.cells = std::move(cells);
       for (const std::int64_t t : taps) each.offsets.push_back(distance(phase.taps[t]));

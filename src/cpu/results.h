@@ -14,6 +14,9 @@ struct Results {
   bool cells_are_columns = true;
   std::int64_t row_size = 0;
   std::int64_t phase_size = 0;
+  // Groups whose channels alternate, and their distance in the tensor; `channels` below are those of one group.
+  std::int64_t interleaved = 1;
+  std::int64_t group_step = 0;
 
   std::int64_t channel_step() const { return cells_are_columns ? row_size : 1; }
   std::int64_t cell_step() const { return cells_are_columns ? 1 : row_size; }
@@ -32,7 +35,7 @@ class ResultStore {
     const View<E> view{target_ + first_channel * strides_[1], strides_, channels};
     const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
     const std::int64_t in_row = tiling_.row_phases();
-    if (strides_[1] == 1 && channels > 1) {
+    if (results.interleaved > 1 || (strides_[1] == 1 && channels > 1)) {
       for (std::int64_t p = 0; p < phases; ++p) store_cells(tile, p, first_channel, view, results);
       return;
     }
@@ -68,6 +71,8 @@ class ResultStore {
     job.to_step = runs.tensor_step();
     job.cells = runs.count();
     job.channels = view.channels;
+    job.interleaved = results.interleaved;
+    job.group_step = results.group_step;
     job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
     for (const Runs::Run& run : runs.all()) {
       job.from = results.sums + tiling_.slot(index) * results.phase_size + run.line * results.cell_step();

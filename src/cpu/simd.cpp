@@ -8,6 +8,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cpu/families.h"
@@ -54,7 +55,38 @@ HWY_INLINE void begin_sums(D tag, const T* initial, hn::Vec<D> (&sums)[kTileRows
   }
 }
 
-template <typename T, int kTileRows, int kVectors, bool kInPlace>
+// What columns of kGroups interleaved groups are multiplied by, where a vector has all of them.
+template <int kGroups, class D, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> broadcast_groups(D tag, const T* from) {
+  if constexpr (kGroups == 1) {
+    return hn::Set(tag, *from);
+  } else if constexpr (kGroups * sizeof(T) == 16) {
+    return hn::LoadDup128(tag, from);
+  } else {
+    static_assert(kGroups * sizeof(T) == 8);
+    std::uint64_t pair = 0;
+    std::memcpy(&pair, from, sizeof pair);
+    return hn::BitCast(tag, hn::Set(hn::Repartition<std::uint64_t, D>(), pair));
+  }
+}
+
+// sums[v] += what `from` holds for the groups of the columns, of which the first is column `first` of them all.
+template <int kGroups, int kVectors, class D, typename T = hn::TFromD<D>>
+HWY_INLINE void add_row(D tag, const T* from, std::int64_t first, const hn::Vec<D> (&columns)[kVectors],
+                        hn::Vec<D> (&sums)[kVectors]) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(D());
+  if constexpr (kLanes >= kGroups) {
+    const auto row = broadcast_groups<kGroups>(tag, from);
+    for (int v = 0; v < kVectors; ++v) sums[v] = hn::MulAdd(row, columns[v], sums[v]);
+  } else {
+    for (int v = 0; v < kVectors; ++v) {
+      const auto row = hn::LoadU(tag, from + (first + v * kLanes) % kGroups);
+      sums[v] = hn::MulAdd(row, columns[v], sums[v]);
+    }
+  }
+}
+
+template <typename T, int kTileRows, int kVectors, bool kInPlace, int kGroups = 1>
 void multiply(const Multiply<T>& job) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
@@ -74,10 +106,7 @@ void multiply(const Multiply<T>& job) {
     V columns[kVectors];
     for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b_row + v * lanes);
 #pragma GCC unroll 16
-    for (int m = 0; m < kTileRows; ++m) {
-      const V row = hn::Set(tag, a[m]);
-      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
-    }
+    for (int m = 0; m < kTileRows; ++m) add_row<kGroups>(tag, a + m * kGroups, 0, columns, sums[m]);
     a += job.a_step;
     b += job.b_step;
   };
@@ -95,7 +124,7 @@ void multiply(const Multiply<T>& job) {
   }
 }
 
-template <typename T, int kTileRows, int kVectors>
+template <typename T, int kTileRows, int kVectors, int kGroups>
 void multiply_cells(const MultiplyCells<T>& job) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
@@ -128,8 +157,7 @@ void multiply_cells(const MultiplyCells<T>& job) {
       }
 #pragma GCC unroll 16
       for (int m = 0; m < kTileRows; ++m) {
-        const V row = hn::Set(tag, cells[m][k]);
-        for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
+        add_row<kGroups>(tag, cells[m] + k * kGroups, job.first_column, columns, sums[m]);
       }
       b += b_step;
     }
@@ -217,7 +245,17 @@ MathOps<T> make_math_ops() {
     [&]<int... kVector>(std::integer_sequence<int, kVector...>) {
       ((ops.multiply_packed[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false>), ...);
       ((ops.multiply_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
-      ((ops.multiply_cells[kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1>), ...);
+      if constexpr (kRow < kMostCells) {
+        ((ops.multiply_cells[0][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 1>), ...);
+        ((ops.multiply_cells[1][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 2>), ...);
+        if constexpr (kMostInterleaved<T> == 4) {
+          ((ops.multiply_cells[2][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 4>), ...);
+        }
+      }
+      ((ops.multiply_pairs[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false, 2>), ...);
+      if constexpr (kMostInterleaved<T> == 4) {
+        ((ops.multiply_fours[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, false, 4>), ...);
+      }
       ((ops.multiply_lines[kRow][kVector] = multiply_lines<T, kRow + 1, kVector + 1>), ...);
     }(std::make_integer_sequence<int, kWidest>());
   };

@@ -29,6 +29,8 @@ struct Multiply {
 //   c[c_places[m] + n] (+)= sum over p and k of a[a_places[m] + offsets[p] + k] b[(places[p] + k) b_step + n].
 // What is read in turn from a few rows, line by line, needs no packing. As many c_places follow those of the tile:
 // where the next one's results will be.
+// Of interleaved groups, G of them, column n belongs to group n % G, and so do the k of a:
+//   a[a_places[m] + offsets[p] + k G + n % G].
 template <typename T>
 struct MultiplyCells {
   const T* a = nullptr;
@@ -36,7 +38,9 @@ struct MultiplyCells {
   const std::int64_t* offsets = nullptr;  // of the parts in a
   const std::int64_t* places = nullptr;   // and in b
   std::int64_t parts = 0;
-  std::int64_t depth = 0;  // k of a part
+  std::int64_t depth = 0;         // k of a part
+  std::int64_t interleaved = 1;   // groups
+  std::int64_t first_column = 0;  // column 0 here of those that the groups alternate in
   const T* b = nullptr;
   std::int64_t b_step = 0;  // from k to k + 1
   T* c = nullptr;
@@ -78,6 +82,10 @@ inline constexpr std::int64_t kMostCells = 9;  // rows of a tile that reads cell
 inline constexpr std::int64_t kDotRows = 4;    // both sides of a tile of dot products, at most
 inline constexpr std::int64_t kMostVectors = 4;
 
+// Groups that are interleaved, at most: what they read for one k is broadcast at once, 16 bytes.
+template <typename T>
+inline constexpr std::int64_t kMostInterleaved = 16 / sizeof(T);
+
 // Loops over the arithmetic type T (float or double).
 template <typename T>
 struct MathOps {
@@ -88,7 +96,12 @@ struct MathOps {
   using MultiplyTable = std::array<std::array<void (*)(const Multiply<T>&), kMostVectors>, kMostRows>;
   MultiplyTable multiply_packed{};
   MultiplyTable multiply_in_place{};
-  std::array<std::array<void (*)(const MultiplyCells<T>&), kMostVectors>, kMostRows> multiply_cells{};
+  // Of 2 or 4 interleaved groups, column n belonging to group n % G: a(k, m) = a[k a_step + m G + n % G], b packed.
+  MultiplyTable multiply_pairs{};
+  MultiplyTable multiply_fours{};
+  // [log2 of the interleaved groups][rows - 1][vectors - 1]
+  using CellsTable = std::array<std::array<void (*)(const MultiplyCells<T>&), kMostVectors>, kMostCells>;
+  std::array<CellsTable, 3> multiply_cells{};
   std::array<std::array<void (*)(const MultiplyLines<T>&), kMostVectors>, kMostRows> multiply_lines{};
   // packed[k step + m] = from[offsets[k] + m], m < step; whole vectors
   void (*gather_rows)(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step,
@@ -188,6 +201,8 @@ struct StoreRows {
 
 // Cells whose channels lie side by side in the tensor: to[cell to_step + channel] = from[cell cell_step + channel
 // channel_step] + bias[channel], rounded. No bias: nullptr.
+// Of interleaved groups, G of them, each has `channels`, and `group_step` is from one to the next in the tensor:
+//   to[cell to_step + g group_step + channel] = from[cell cell_step + channel G + g] + bias[g group_step + channel].
 template <typename E, typename T>
 struct StoreCells {
   const T* from = nullptr;
@@ -197,7 +212,22 @@ struct StoreCells {
   std::int64_t to_step = 0;
   std::int64_t cells = 0;
   std::int64_t channels = 0;
+  std::int64_t interleaved = 1;
+  std::int64_t group_step = 0;
   const E* bias = nullptr;
+};
+
+// The other way: to[cell to_step + channel groups + g] = from[cell cell_step + g group_step + channel].
+template <typename E, typename T>
+struct LoadGroups {
+  const E* from = nullptr;
+  std::int64_t cell_step = 0;
+  std::int64_t group_step = 0;
+  T* to = nullptr;
+  std::int64_t to_step = 0;
+  std::int64_t cells = 0;
+  std::int64_t channels = 0;  // of a group
+  std::int64_t groups = 2;    // or 4
 };
 
 // Rows of channels into a tensor: to[to_places[i] + channel to_step] = from[from_places[i] + channel], rounded.
@@ -223,6 +253,7 @@ struct ElementOps {
   void (*interleave)(const Interleave<E, T>& job) = nullptr;
   void (*store_rows)(const StoreRows<E, T>& job) = nullptr;
   void (*store_cells)(const StoreCells<E, T>& job) = nullptr;
+  void (*load_groups)(const LoadGroups<E, T>& job) = nullptr;
   // to[i to_step + channel] = from[channel from_step + i]
   void (*load_channels)(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,
                         std::int64_t count) = nullptr;

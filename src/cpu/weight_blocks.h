@@ -15,13 +15,13 @@
 namespace tconv::cpu {
 
 struct WeightBlocking {
-  // Small groups whose channels lie side by side are joined until they fill a vector; what they give with each other is
-  // dropped.
-  std::int64_t joined = 1;
+  // Small groups whose channels lie side by side are interleaved: one here is 2 or 4 of the problem, whose input
+  // channels alternate.
+  std::int64_t interleaved = 1;
   std::int64_t groups = 1;
-  std::int64_t group_inputs = 1;  // channels, of joined groups
-  std::int64_t group_outputs = 1;
-  std::int64_t inputs = 1;  // channels of a block
+  std::int64_t group_inputs = 1;   // channels, of all that are interleaved
+  std::int64_t group_outputs = 1;  // of each
+  std::int64_t inputs = 1;         // channels of a block
   std::int64_t outputs = 1;
   std::int64_t input_blocks = 0;  // of a group
   std::int64_t output_blocks = 0;
@@ -168,9 +168,8 @@ class WeightBlocks {
 
   // The output channels first <= output < last of a block.
   void store(const T* block, const ChannelBlock& channels, std::int64_t first, std::int64_t last, E* weight) const {
+    if (blocking_.interleaved > 1) return store_interleaved(block, channels, first, last, weight);
     const Strides& strides = problem_.weight_strides;
-    const std::int64_t inputs = problem_.in_channels_per_group();
-    const std::int64_t outputs = problem_.out_channels_per_group();
     Scatter<E, T> job;
     job.to_places = weight_places_.data();
     job.to_step = strides[0];
@@ -179,18 +178,31 @@ class WeightBlocks {
     constexpr std::int64_t kTogether = 16;
     for (std::int64_t input = 0; input < channels.inputs; input += kTogether) {
       for (std::int64_t output = first; output < last; ++output) {
-        // Those of the same group.
-        const std::int64_t part = (channels.first_output + output) / outputs;
-        const std::int64_t low = std::max(input, part * inputs - channels.first_input);
-        const std::int64_t high =
-            std::min({input + kTogether, channels.inputs, (part + 1) * inputs - channels.first_input});
-        if (low >= high) continue;
-        job.channels = high - low;
-        job.from = block + low;
+        job.channels = std::min(kTogether, channels.inputs - input);
+        job.from = block + input;
         job.from_places = block_places_.data() + output * job.count;
-        job.to = weight + (channels.group * blocking_.group_inputs + channels.first_input + low) * strides[0] +
-                 (channels.first_output + output - part * outputs) * strides[1];
+        job.to = weight + (channels.group * blocking_.group_inputs + channels.first_input + input) * strides[0] +
+                 (channels.first_output + output) * strides[1];
         element_ops<E, T>().scatter(job);
+      }
+    }
+  }
+
+  // The same where the columns of a block are the input channels of several groups in turn.
+  void store_interleaved(const T* block, const ChannelBlock& channels, std::int64_t first, std::int64_t last,
+                         E* weight) const {
+    const Strides& strides = problem_.weight_strides;
+    const auto taps = static_cast<std::int64_t>(weight_places_.size());
+    const std::int64_t groups = blocking_.interleaved;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const std::int64_t group = channels.group * groups + g;
+      const std::int64_t input = group * problem_.in_channels_per_group() + channels.first_input / groups;
+      for (std::int64_t output = first; output < last; ++output) {
+        E* const to = weight + input * strides[0] + (channels.first_output + output) * strides[1];
+        for (std::int64_t t = 0; t < taps; ++t) {
+          element_ops<E, T>().store(block + block_places_[output * taps + t] + g, groups, to + weight_places_[t],
+                                    strides[0], channels.inputs / groups, T{0});
+        }
       }
     }
   }

@@ -140,7 +140,7 @@ class Winograd final : public Kernel {
     const std::int64_t chunk = std::min(chunk_, roles_.source_channels - first);
     const std::int64_t panel = packed_.tile_along_targets(math, block.targets).vectors * math.lanes;
     T* const packed = scratch.get(channels * tiling_.all_taps() * packed_.targets(block.targets));
-    packed_.pack(weight, block, first + within, channels, packed);
+    packed_.pack(weight, block, first + within, channels, packed_.all_phases(), packed);
     Combine<T> job;
     for (std::size_t p = 0; p < groups_.size(); ++p) {
       const auto taps = static_cast<std::int64_t>(tiling_.phases()[p].taps.size());
@@ -361,7 +361,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   if (problem.batch == 0) return Proposal::decline("needs at least one image");
   if (problem.direction == Direction::grad_weight) return propose_winograd_weight(problem);
   const Roles roles(problem);
-  if (roles.joined > 1) return Proposal::decline("needs more channels a group");
+  if (roles.interleaved > 1) return Proposal::decline("needs more channels a group");
   const AxisMaps plain = maps_of(problem);
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];

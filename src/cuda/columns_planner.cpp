@@ -325,7 +325,7 @@ std::string why_no_columns(const Problem& problem, const DeviceProperties& devic
   return {};
 }
 
-std::string why_rather_no_columns(const Problem& problem, const DeviceProperties& /*device*/) {
+std::string why_rather_no_columns(const Problem& problem, const DeviceProperties& device) {
   // Weights worth not being packed; few enough that the L2 cache keeps them for the other samples of a batch.
   constexpr std::int64_t kManyWeights = 3LL << 18U;
   constexpr std::int64_t kMostWeights = 1LL << 23U;
@@ -335,7 +335,10 @@ std::string why_rather_no_columns(const Problem& problem, const DeviceProperties
            std::to_string(weights);
   }
   // Blocks read all weights again for other cells.
-  const std::int64_t most_cells = weights >= kMostWeights / 2 ? 256 : 64;
+  // Channels-last, streaming tiles read weights in place as well, by whole vectors: less is left to this family.
+  const bool streams = device.arch == 90 && device.has_wgmma && problem.input_strides[1] == 1;
+  const bool many = weights >= kMostWeights / 2;
+  const std::int64_t most_cells = streams ? (!many ? 8 : problem.dtype == DType::f32 ? 64 : 256) : many ? 256 : 64;
   std::int64_t cells = 1;
   for (const Axis& axis : problem.axes) cells *= axis.input;
   if (cells > most_cells) {

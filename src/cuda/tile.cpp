@@ -37,7 +37,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
   text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
           number(s.window) + number(s.window_taps) + number(s.line_axis) + text_of(s.stays) + ", " +
-          number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.row_tiles) +
+          number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.image_row) +
+          number(s.image_lead) + text_of(s.joins_rows) + ", " + text_of(s.sends_lines) + ", " + number(s.row_tiles) +
           number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
@@ -122,15 +123,12 @@ std::string back_tables(const TileShape& shape) {
 std::string weight_places(const TileShape& shape) {
   const bool along_slots = shape.weight_vector > 1 && shape.weight_steps[0] != 1 && shape.weight_steps[1] != 1;
   std::string places;
-  for (int group = 0; group < shape.all_plane_groups(); ++group) {
-    for (int back = 0; back < shape.all_backs(); ++back) {
-      for (int slot = 0; slot < shape.all_slots(); slot += along_slots ? shape.weight_vector : 1) {
-        const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
-                              slot % shape.slots[2]};
-        const int tap = shape.gradient ? gradient_tap(shape, plane_group(shape, group), back)
-                                       : phase_tap(shape, {0, 0, 0}, slots, back);
-        places += std::to_string(tap < 0 ? -1 : tap * shape.weight_steps[2] * shape.element_bytes) + ", ";
-      }
+  for (int back = 0; back < shape.all_backs(); ++back) {
+    for (int slot = 0; slot < shape.all_slots(); slot += along_slots ? shape.weight_vector : 1) {
+      const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
+                            slot % shape.slots[2]};
+      const int tap = phase_tap(shape, {0, 0, 0}, slots, back);
+      places += std::to_string(tap < 0 ? -1 : tap * shape.weight_steps[2] * shape.element_bytes) + ", ";
     }
   }
   return "__constant__ int kWeightPlaces[] = {" + places + "};\n";
@@ -153,10 +151,10 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
     source.config += std::string("#define kWeightsInPlace ") + (shape.packed ? "0" : "1") + "\n";
     if (!shape.packed) source.config += weight_places(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
-    source.config += std::string("#define kStoresVectors ") +
-                     (shape.store_vector == 0      ? "0"
-                      : shape.output_channels_last ? "2"
-                                                   : "1") +
+    source.config += std::string("#define kStores ") +
+                     (shape.image_row > 0      ? "1"
+                      : shape.store_vector > 0 ? "2"
+                                               : "0") +
                      "\n";
     source.config += wgmma_from_registers(shape.math, shape.row_unit);
   } else if (shape.warpgroup) {
@@ -206,7 +204,7 @@ class TileKernel final : public Kernel {
     pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
                                                                       : shape_.channel_chunks() * shape_.slabs /
                                                                             std::max(pack_slabs(shape_), 1)),
-                  .grid_y = static_cast<unsigned>(params_.channel_blocks),
+                  .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
                   .grid_z = static_cast<unsigned>(params_.groups),
                   .block = kPackThreads};
   }
@@ -259,8 +257,8 @@ class TileKernel final : public Kernel {
   }
 
   std::size_t packed_bytes() const {
-    long long rows = static_cast<long long>(params_.groups) * params_.channel_blocks;
-    for (const int blocks : params_.residue_blocks) rows *= blocks;
+    const long long rows =
+        static_cast<long long>(params_.groups) * shape_.channel_blocks() * shape_.all_residue_blocks();
     return static_cast<std::size_t>(rows * shape_.packed_bytes() + shape_.packed_tail_bytes());
   }
 
@@ -323,9 +321,9 @@ class TileKernel final : public Kernel {
       params.pad[a] = static_cast<int>(axis.pad_begin);
       params.first_cell[a] = shape_.gradient ? 0 : static_cast<int>(axis.pad_begin / axis.stride);
       params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(shape_, problem, a), shape_.tile[1 + a]));
-      params.residue_blocks[a] = static_cast<int>(ceil_div(shape_.output_step(a), shape_.span[a]));
+      params.residue_blocks[a] = shape_.residue_blocks(a);
     }
-    params.channel_blocks = static_cast<int>(ceil_div(shape_.out_channels, shape_.block_channels));
+    params.channel_blocks = shape_.channel_blocks();
     return params;
   }
 

@@ -26,9 +26,7 @@ std::int64_t tile_cells(const Problem& problem, int a) {
 }
 
 long long tile_block_rows(const TileShape& shape, const Problem& problem) {
-  long long blocks = problem.groups * ceil_div(shape.out_channels, shape.block_channels);
-  for (int a = 0; a < kSpatialAxes; ++a) blocks *= ceil_div(shape.output_step(a), shape.span[a]);
-  return blocks;
+  return problem.groups * shape.channel_blocks() * shape.all_residue_blocks();
 }
 
 std::int64_t tile_cells(const TileShape& shape, const Problem& problem, int a) {

@@ -44,6 +44,13 @@ bool may_pack(const TileShape& shape, const Problem& problem);
 std::vector<std::array<int, 3>> span_choices(const TileShape& base);
 std::vector<int> channel_choices(const TileShape& base);
 
+// How outputs leave a streaming block that is cut already: what is stored at once, and how it passes shared memory.
+void set_stores(const Problem& problem, TileShape& shape, bool aligned);
+
+// Whether the copy engine takes an image's lines to the tensor: long ones, which leave while the next tile is
+// multiplied.
+bool sends_lines(const TileShape& shape);
+
 // Cuts for blocks whose warps have roles (kernels/tile_stream.cuh), where the device and the tensors allow them.
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
                  std::vector<TileCandidate>& candidates);

@@ -108,19 +108,26 @@ double blocks_of_sample(const Problem& problem) {
 }
 
 // Blocks of a cluster that share a gradient's tile: as many as a sample needs to fill the chip, each with a long sum
-// left, since adding up costs as much as many products.
+// left, since adding up costs as much as many products. Samples of a few blocks come in batches, which fill the chip
+// anyway; those of one or two are too small for that.
 int gradient_depth_blocks(const Problem& problem, const TileShape& shape) {
-  constexpr double kLeastDepth = 640;
+  const double blocks = blocks_of_sample(problem);
+  const auto least_depth = [&](int share) {
+    constexpr double kLeast = 640;
+    constexpr double kLong = 2048;
+    if (blocks < 4) return kLeast;
+    if (shape.output_channels_last) return share == 2 && blocks >= 8 ? kLong / 2 : kLong;
+    return blocks < 16 ? kLong : kLeast;
+  };
   double depth = shape.channels;
   for (const int kernel : shape.kernel) depth *= kernel;
-  int blocks = 1;
+  int found = 1;
   for (const int share : {2, 4, 8}) {
     const double most = share == 2 ? 200 : 132;
-    if (depth >= 2048 && depth / share >= kLeastDepth && shape.chunks() % share == 0 &&
-        blocks_of_sample(problem) * share <= most)
-      blocks = share;
+    if (depth >= 2048 && depth / share >= least_depth(share) && shape.chunks() % share == 0 && blocks * share <= most)
+      found = share;
   }
-  return blocks;
+  return found;
 }
 
 // Everything that sets the order of the sums, from one sample alone: channels per chunk, and who shares a sum when the
@@ -146,11 +153,13 @@ void set_depth(const Problem& problem, TileShape& shape) {
     shape.depth_blocks = gradient_depth_blocks(problem, shape);
     return;
   }
-  // A cluster costs a few microseconds: each block must keep a long enough sum. A sample of very few blocks comes in
-  // batches (a GAN's first layers): splitting it to fill the chip alone would only make those slower.
+  // A cluster costs a dozen microseconds, channels-last a few more: each block must keep a long enough sum. A sample of
+  // very few blocks comes in batches (a GAN's first layers): splitting it to fill the chip alone would only make those
+  // slower.
   const double steps = std::ceil(static_cast<double>(shape.channels) / (2 * shape.vector())) * products;
+  const double least = shape.output_channels_last ? 256 : 128;
   for (const int share : {2, 4}) {
-    const bool fills = blocks * share <= 160 && steps / share >= 256;
+    const bool fills = blocks * share <= 160 && steps / share >= least;
     const bool has_long_sums = blocks * share <= 400 && steps / share >= 512;
     if (blocks >= 8 * share && shape.chunks() % share == 0 && (fills || has_long_sums)) shape.depth_blocks = share;
   }

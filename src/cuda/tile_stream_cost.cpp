@@ -10,8 +10,11 @@ namespace {
 
 constexpr int kSectorBytes = 32;
 
+// Neighbours in memory that a block stores: of a row, or of rows that follow each other.
 double row_bytes(const TileShape& shape) {
-  return static_cast<double>(shape.tile[3]) * shape.span[2] * shape.element_bytes;
+  const int outputs =
+      shape.joins_rows ? shape.tile[2] * shape.span[1] * shape.image_row : shape.tile[3] * shape.span[2];
+  return static_cast<double>(outputs) * shape.element_bytes;
 }
 
 // Bytes of the sectors at both ends of the rows that blocks store.
@@ -24,12 +27,16 @@ double row_end_bytes(const TileShape& shape, const Problem& problem) {
 
 // Whether two blocks write those sectors in parts, each of which costs a read besides.
 bool tears_sectors(const TileShape& shape, const Problem& problem) {
-  const Axis& width = problem.axes[2];
-  const std::int64_t outputs = shape.gradient ? width.input : width.output();
-  if (outputs * shape.element_bytes % kSectorBytes != 0) return true;
-  const bool begins_inside =
-      !shape.gradient && width.pad_begin % width.stride * shape.element_bytes % kSectorBytes != 0;
-  return shape.tile[3] < tile_cells(shape, problem, 2) && (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
+  const auto outputs = [&](int axis) {
+    return shape.gradient ? problem.axes[axis].input : problem.axes[axis].output();
+  };
+  const int axis = shape.joins_rows ? 1 : 2;
+  const std::int64_t step = shape.element_bytes * (shape.joins_rows ? outputs(2) : 1);
+  if (outputs(axis) * step % kSectorBytes != 0) return true;
+  const Axis& cut = problem.axes[axis];
+  const bool begins_inside = !shape.gradient && cut.pad_begin % cut.stride * step % kSectorBytes != 0;
+  return shape.tile[1 + axis] < tile_cells(shape, problem, axis) &&
+         (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
 // Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
@@ -61,16 +68,37 @@ double mean_backs(const TileShape& shape) {
   return static_cast<double>(shape.all_group_taps()) / shape.all_plane_groups();
 }
 
+// How many bytes are read for each byte of weights that is wanted, where they are read in place: taps of one phase lie
+// between those of others.
+double read_per_weight(const TileShape& shape) {
+  if (shape.packed || shape.weight_steps[2] != 1) return 1;
+  double taps = 1;
+  double wanted = 1;
+  for (int a = 0; a < 3; ++a) {
+    taps *= shape.kernel[a];
+    wanted *= static_cast<double>(shape.kernel[a]) * shape.span[a] / shape.stride[a];
+  }
+  const double sector = 32.0 / shape.element_bytes;
+  const double run = shape.span[2] == shape.stride[2] ? static_cast<double>(shape.kernel[2]) : shape.span[2];
+  return std::min(taps / wanted, std::max(1.0, sector / run));
+}
+
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
   if (shape.packed) return 0;
-  constexpr double kTurn = 800;
+  // Short runs of channels meet in few banks.
+  const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
+  const double turn = (shape.weight_steps[2] == 1 ? 1900 : 1500) *
+                      (runs >= 8   ? 1.0
+                       : runs >= 4 ? 1.4
+                                   : 1.8) *
+                      (words == 32 ? 1.0 : 1.3);
   const double stage_bytes = static_cast<double>(shape.weight_stage_bytes()) / shape.weight_parts();
   const double turns = std::ceil(stage_bytes / (4 * words * kStreamThreads));
   const double per_cell = 4 + 2.0 * shape.vector() / shape.weight_vector;
   const double issued = stage_bytes / 16 / kStreamThreads * per_cell;
-  return shape.block_chunks() * shape.stages_per_chunk() * (turns * kTurn + issued);
+  return shape.block_chunks() * shape.stages_per_chunk() * (turns * turn + issued);
 }
 
 }  // namespace
@@ -110,18 +138,23 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
-  const double traffic = (input_bytes + weight_bytes + 0.48 * outputs * shape.element_bytes * gaps) / 64;
+  const double traffic =
+      (input_bytes + weight_bytes * read_per_weight(shape) + 0.48 * outputs * shape.element_bytes * gaps) /
+      (shape.packed ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
-  const double epilogue = shape.store_vector > 0 ? 0.69 * stored : stored + 147 * turns;
+  const bool image = shape.image_row > 0 && !shape.gradient;  // gradients with images were not fitted
+  const double epilogue = shape.store_vector > 0 ? 0.69 * stored
+                          : image                ? 0.54 * stored + 290 * turns
+                                                 : stored + 147 * turns;
   const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
-  const double busy = std::max(main, traffic) + 0.25 * std::min(main, traffic) + alone * epilogue;
+  const double busy = std::max(main, traffic) + (image ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
-  const double latency = (shape.stays ? 600 : 230) +
-                         std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams,
-                                  weight_loading_cycles(shape)) +
-                         0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
+  const double latency =
+      (shape.stays ? 600 : 230) +
+      std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams, weight_loading_cycles(shape)) +
+      0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);
@@ -140,7 +173,8 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double pack_blocks = static_cast<double>(problem.groups) *
                              std::ceil(static_cast<double>(shape.out_channels) / shape.block_channels) *
                              shape.channel_chunks() * shape.slabs / std::max(pack_slabs(shape), 1);
-  const double pack_rate = shape.wide_weights ? 3.3e12 : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
+  const double pack_rate =
+      shape.wide_weights ? 3.3e12 : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
   const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
@@ -151,11 +185,16 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
   const double preference = strided || shape.all_backs() == 1 || shape.line_axis >= 0 ? 0.80 : 0.78;
-  const double split = whole_rows ? 1.0 : 1.03;
-  const double computed = cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth;
+  // Outputs of one residue lie between those of others.
+  const bool scattered = shape.follows_residue(2) && !shape.output_channels_last && shape.all_taps;
+  const double split = whole_rows ? 1.0 : scattered ? 1.2 : 1.03;
+  const double computed = cycles / clock + (0.26 * torn + (image ? 0.48 : 0.18) * ends) / device.bandwidth;
   // Among cuts that the memory bounds, those with less to compute.
   const double besides = shape.gradient ? 0.05 * std::min(computed, transfer) : 0;
-  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * gradient_surplus(shape);
+  // A call that is over before its launches are is better off with one, even where that takes a little longer.
+  const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
+  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
+         gradient_surplus(shape);
 }
 
 }  // namespace tconv::cuda

@@ -118,58 +118,10 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
   return choices;
 }
 
-// Channels that a thread can store at once; 0: none.
-int channel_vector_of(const TileShape& shape, const Strides& strides) {
-  for (const int slots : shape.slots) {
-    if (slots > 32) return 0;  // a bit each
-  }
-  for (int vector = shape.vector(); vector > 1; vector /= 2) {
-    bool fits = shape.out_channels % vector == 0 && shape.block_channels % (4 * vector) == 0;
-    for (const int d : {0, 2, 3, 4}) fits = fits && strides[d] % vector == 0;
-    if (fits) return vector;
-  }
-  return 0;
-}
-
-// How many neighbouring outputs a thread can store at once; 0: they must meet in shared memory.
-int store_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
-  const Strides& strides = tile_output_strides(problem);
-  if (shape.output_channels_last && aligned) return channel_vector_of(shape, strides);
-  const Axis& width = problem.axes[2];
-  const int vector = shape.output_step(2);
-  const bool whole_words =
-      vector * shape.element_bytes >= 4 && vector <= shape.vector() && shape.vector() % vector == 0;
-  if (!aligned || !shape.stays || strides[4] != 1 || vector == 1 || !whole_words) return 0;
-  if (shape.span[2] != vector || shape.block_channels % 8 != 0) return 0;
-  for (int a = 0; a < kSpatialAxes; ++a) {
-    if (shape.slots[a] != shape.span[a]) return 0;  // outputs without a tap are no sums
-  }
-  // A sector that two warps write in parts costs a read, too: rows of the tensor and of a block begin with whole ones.
-  const int sector = 32 / shape.element_bytes;
-  bool fits = width.output() % sector == 0 && width.pad_begin % sector == 0;
-  for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % sector == 0;
-  fits = fits && (shape.tile[3] * vector % sector == 0 || shape.tile[3] >= tile_cells(shape, problem, 2));
-  return fits ? vector : 0;
-}
-
-// How many neighbours of a row can leave shared memory together: whole vectors, all inside or all outside.
-int row_vector_of(const Problem& problem, const TileShape& shape, bool aligned) {
-  const Strides& strides = tile_output_strides(problem);
-  if (!aligned || shape.output_channels_last || shape.output_step(2) != 1 || strides[4] != 1) return 1;
-  const Axis& width = problem.axes[2];
-  const std::int64_t outputs = shape.gradient ? width.input : width.output();
-  for (int vector = shape.vector(); vector > 1; vector /= 2) {
-    bool fits = outputs % vector == 0 && shape.tile[3] % vector == 0;
-    for (const int d : {0, 1, 2, 3}) fits = fits && strides[d] % vector == 0;
-    if (fits) return vector;
-  }
-  return 1;
-}
-
-constexpr int kLeastRegisters = 64;        // at a kernel's start
-constexpr int kLeastRegistersToStay = 96;  // loaders keep more from tile to tile
+constexpr int kLeastRegisters = 64;         // at a kernel's start
+constexpr int kLeastRegistersToStay = 96;   // loaders keep more from tile to tile
 constexpr int kLeastRegistersInPlace = 80;  // weights on their way
-constexpr int kMostCopyPlaces = 6;         // of a thread that loads, in registers
+constexpr int kMostCopyPlaces = 6;          // of a thread that loads, in registers
 
 // How the copy engine would see the input; address and batch don't matter here.
 TensorBoxes boxes_of(const Problem& problem, const TileShape& shape) {
@@ -226,6 +178,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   const int others = shape.splits() ? 52 : shape.element_bytes == 2 ? 48 : 32;
   const int needed = parts * sums + per_fragment * shape.line_fragments() + others;
   const int store_vector = shape.store_vector;
+  const int image_row = shape.image_row;
   for (const int blocks : {3, 2, 1}) {
     if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
     shape.blocks_per_multiprocessor = blocks;
@@ -233,15 +186,17 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
     shape.stays = shape.depth_blocks == 1 && at_start >= least_to_stay;
     shape.store_vector = shape.stays ? store_vector : 0;
+    shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
     if (at_start < (shape.packed ? kLeastRegisters : kLeastRegistersInPlace)) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
-    const int most_turns = shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
+    const int most_turns = shape.image_row > 0 || shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
     if (shape.stays && shape.store_vector == 0)
       shape.stays = shape.block_channels <= most_turns * shape.turn_channels();
+    shape.sends_lines = sends_lines(shape);
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_line = shape.line_backs() * parts * shape.slabs * shape.rows() * 16;
@@ -249,13 +204,16 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int lines = shape.all_backs() / shape.line_backs();
     const int stage_lines = std::clamp(most / per_line, 1, lines);
     shape.stage_backs = static_cast<int>(ceil_div(lines, ceil_div(lines, stage_lines))) * shape.line_backs();
-    shape.input_ring = std::min(2, shape.block_chunks());
+    // Blocks that stay load the next tile's chunks, too.
+    const int most_inputs = shape.stays ? 4 : std::min(4, shape.block_chunks());
+    shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
+    if (shape.shared_bytes() > room) shape.input_ring = std::min(2, shape.block_chunks());
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
       for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
-        const int limit = ring == &shape.input_ring ? std::min(4, shape.block_chunks()) : 4;
+        const int limit = ring == &shape.input_ring ? most_inputs : 4;
         if (*ring >= limit) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
@@ -275,30 +233,28 @@ int weight_vector_of(const TileShape& shape, bool aligned) {
   for (int vector = shape.vector(); aligned && vector > 1; vector /= 2) {
     const auto whole = [&](int step) { return steps[step] % vector == 0; };
     const bool taps = one_tap || whole(2);
-    if (steps[0] == 1) {
-      if (vector == shape.vector() && shape.channels % vector == 0 && whole(1) && taps) return vector;
-    } else if (steps[1] == 1) {
-      if (shape.out_channels % vector == 0 && shape.block_channels % vector == 0 && whole(0) && taps) return vector;
-    } else if (!shape.gradient && steps[2] == 1 && shape.dilation[2] == 1 && shape.slots[2] == shape.span[2]) {
-      if (shape.span[2] % vector == 0 && shape.kernel[2] % vector == 0 && whole(0) && whole(1)) return vector;
-    }
+    const bool by_channels = vector == shape.vector() && shape.channels % vector == 0 && whole(1) && taps;
+    const bool by_rows = shape.out_channels % vector == 0 && shape.block_channels % vector == 0 && whole(0) && taps;
+    const bool by_slots = steps[2] == 1 && shape.dilation[2] == 1 && shape.slots[2] == shape.span[2] &&
+                          shape.span[2] % vector == 0 && shape.kernel[2] % vector == 0 && whole(0) && whole(1);
+    if (steps[0] == 1 ? by_channels : steps[1] == 1 ? by_rows : by_slots) return vector;
   }
   return 1;
 }
 
-// Weights that are read where they lie. What a block brings is brought for its cells alone: that pays for few blocks.
+// Weights that are read where they lie. What a block brings is brought for its cells alone: that pays for few blocks
+// (and was never faster for gradients).
 bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned) {
   constexpr int kMostPlaces = 1024;  // in constant memory
-  if (shape.window > 1 || !has_dense_taps(problem)) return false;
+  if (shape.gradient || !has_dense_taps(problem)) return false;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
   }
-  if (shape.all_plane_groups() * shape.all_backs() * shape.all_slots() > kMostPlaces) return false;
-  std::array<std::int64_t, 3> steps = {problem.weight_strides[0], problem.weight_strides[1], problem.weight_strides[4]};
-  if (shape.gradient) std::swap(steps[0], steps[1]);
-  const std::array<std::int64_t, 3> counts = {
-      shape.chunk_channels(), shape.out_channels,
-      std::int64_t{shape.kernel[0]} * shape.kernel[1] * shape.kernel[2]};
+  if (shape.all_backs() * shape.all_slots() > kMostPlaces) return false;
+  const std::array<std::int64_t, 3> steps = {problem.weight_strides[0], problem.weight_strides[1],
+                                             problem.weight_strides[4]};
+  const std::array<std::int64_t, 3> counts = {shape.chunk_channels(), shape.out_channels,
+                                              std::int64_t{shape.kernel[0]} * shape.kernel[1] * shape.kernel[2]};
   double reach = 0;
   for (int i = 0; i < 3; ++i) {
     reach += static_cast<double>(steps[i]) * static_cast<double>(counts[i]);
@@ -311,7 +267,7 @@ bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned
   return true;
 }
 
-constexpr int kMostWavesInPlace = 6;
+constexpr int kMostWavesInPlace = 8;
 
 void add_candidate(const Problem& problem, const DeviceProperties& device, const TileShape& shape,
                    std::vector<TileCandidate>& candidates) {
@@ -380,8 +336,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           if (shape.cells() * 2 <= shape.columns() && shape.columns() > 64) continue;
           shape.lead = lead_of(problem, shape);
           shape.stays = shape.depth_blocks == 1;
-          shape.store_vector = store_vector_of(problem, shape, aligned);
-          shape.row_vector = row_vector_of(problem, shape, aligned);
+          set_stores(problem, shape, aligned);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem)) continue;

@@ -20,7 +20,8 @@ namespace tconv::test {
 class BlockEmulator {
  public:
   // first: a barrier of the block's first threads alone, as many as first_threads() was told.
-  enum class Stop { warp, poll, first, block, cluster, end };
+  // warpgroup: one of 128 threads alone.
+  enum class Stop { warp, poll, first, warpgroup, block, cluster, end };
   using Words = std::array<unsigned, 8>;  // what a lane shows the others of its warp
 
   // body(thread) is run once for each thread, those of the cluster's blocks one after the other; it calls barrier()
@@ -139,6 +140,13 @@ class BlockEmulator {
         first_warps_ = 0;
         continue;
       }
+      bool met = false;
+      for (auto group = stops.begin(); stops.end() - group >= 4; group += 4) {
+        if (!std::all_of(group, group + 4, [](Stop stop) { return stop == Stop::warpgroup; })) continue;
+        std::fill(group, group + 4, Stop::poll);
+        met = true;
+      }
+      if (met) continue;
       if (waits) {
         turns_in_vain = moved ? 0 : turns_in_vain + 1;
         if (turns_in_vain > 100000) throw std::runtime_error("warps wait for each other");

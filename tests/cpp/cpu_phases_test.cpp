@@ -107,8 +107,14 @@ std::vector<Problem> channels_last_problems(Direction direction) {
   problems.push_back(layer(direction, DType::f32, 1, {64, 96, 2}, {one, {6, 3, 5, 2, 1, 1, 0}, {7, 2, 2, 1, 0, 0, 0}}));
   problems.push_back(
       layer(direction, DType::f32, 2, {32, 32, 4}, {one, {9, 3, 2, 1, 1, 1, 1}, {13, 5, 2, 1, 2, 2, 0}}));
+  // Weights that outweigh the tensors, for several tiles.
+  problems.push_back(
+      layer(direction, DType::f32, 1, {128, 32, 1}, {one, {40, 4, 2, 1, 1, 1, 0}, {24, 4, 2, 1, 1, 1, 0}}));
+  // Small groups, interleaved by two and by four.
   problems.push_back(layer(direction, DType::f64, 3, {96, 12, 6}, {one, {4, 3, 2, 2, 1, 1, 1}, {3, 4, 1, 1, 1, 1, 0}}));
-  problems.push_back(layer(direction, DType::bf16, 1, {5, 20, 5}, {one, {7, 2, 3, 1, 0, 0, 0}, {9, 3, 1, 1, 1, 1, 0}}));
+  problems.push_back(layer(direction, DType::f32, 2, {12, 30, 6}, {one, {5, 3, 2, 1, 1, 1, 1}, {9, 4, 3, 2, 1, 1, 0}}));
+  problems.push_back(layer(direction, DType::bf16, 1, {8, 20, 4}, {one, {7, 2, 3, 1, 0, 0, 0}, {9, 3, 1, 1, 1, 1, 0}}));
+  problems.push_back(layer(direction, DType::f32, 2, {64, 72, 8}, {one, {5, 3, 1, 1, 1, 1, 0}, {9, 2, 2, 1, 0, 0, 0}}));
   for (Problem& problem : problems) {
     problem.input_strides = channels_last_strides(problem.input_sizes());
     problem.output_strides = channels_last_strides(problem.output_sizes());
@@ -133,7 +139,8 @@ TEST(Phases, EveryInstructionSet) {
   for (int i = 0; i < test::cases(200); ++i) problems.push_back(random_problem(random));
   for (const Direction direction : kDirections) {
     problems.push_back(large_problems(direction, DType::f32)[1]);
-    problems.push_back(channels_last_problems(direction).back());
+    const std::vector<Problem> last = channels_last_problems(direction);
+    problems.insert(problems.end(), last.end() - 4, last.end());
   }
   std::vector<Tensors> tensors;
   for (const Problem& problem : problems) compute_exact(problem, tensors.emplace_back(problem, random));

@@ -61,6 +61,7 @@ struct EmulatedTile : testing::Test {
       streams += shape.streams ? 1 : 0;
       stacks += shape.streams && shape.stacks_tiles() ? 1 : 0;
       vectors += shape.store_vector > 0 ? 1 : 0;
+      images += shape.image_row > 0 ? 1 : 0;
       tensors += shape.tensor_copies ? 1 : 0;
       row_vectors += shape.row_vector > 1 ? 1 : 0;
     }
@@ -83,7 +84,6 @@ struct EmulatedTile : testing::Test {
       TileShape& shape = candidate.shape;
       if (!shape.streams || !wanted(shape) || !kinds.insert(kind_of(shape)).second) continue;
       if (shape.stays) shape.most_blocks = 2;
-      vectors += shape.store_vector > 0 ? 1 : 0;
       EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90), candidate)), "");
     }
     EXPECT_FALSE(kinds.empty());
@@ -93,6 +93,7 @@ struct EmulatedTile : testing::Test {
   int streams = 0;
   int stacks = 0;
   int vectors = 0;
+  int images = 0;
   int tensors = 0;
   int row_vectors = 0;
   int stages_left_out = 0;
@@ -139,7 +140,7 @@ TEST_F(EmulatedTile, ForwardByStreams) {
   for (std::size_t i = 0; i < count; ++i) check(problems[i], 90);
   EXPECT_GE(streams, static_cast<int>(count));
   EXPECT_GE(stacks, 1);
-  EXPECT_GE(vectors, 1);
+  EXPECT_GE(images, static_cast<int>(count));
   EXPECT_GE(row_vectors, 1);
 }
 
@@ -232,10 +233,46 @@ TEST_F(EmulatedTile, VectorsOfCells) {
   const std::size_t count = test::takes_all() ? problems.size() : 1;
   const auto wanted = [](const TileShape& shape) { return shape.names_vectors(); };
   const auto kind = [](const TileShape& shape) {
-    return std::array{shape.stays, shape.stacks_tiles(), shape.column_teams > 1, shape.store_vector > 0};
+    return std::array{shape.stays, shape.stacks_tiles(), shape.column_teams > 1};
   };
   for (std::size_t i = 0; i < count; ++i) check_streams(problems[i], wanted, kind);
-  EXPECT_GE(vectors, 1);
+}
+
+// Outputs through shared memory as they lie in the tensor: rows that follow each other and rows of their own, phases
+// side by side, rows that begin inside a cell, vectors of every length, tails of channels, bias, groups, three axes.
+TEST_F(EmulatedTile, OutputImages) {
+  const auto with_bias = [](Problem problem) {
+    problem.bias = true;
+    return problem;
+  };
+  Problem apart = in(make(2, 16, 16, 1, {axis(7, 2, 2, 0), axis(14, 2, 2, 0)}), DType::bf16);
+  apart.output_strides[3] += 4;
+  for (int d = 2; d >= 0; --d) apart.output_strides[d] += 4 * 14 * (d == 0 ? 16 : 1);
+  const std::vector<Problem> problems = {
+      with_bias(in(make(3, 16, 24, 1, {axis(7, 2, 2, 0), axis(14, 2, 2, 0)}), DType::bf16)),
+      in(make(2, 16, 24, 1, {axis(5, 3, 2, 0), axis(12, 3, 2, 0)}), DType::f16, Precision::strict),
+      with_bias(in(make(1, 24, 20, 1, {axis(5, 3, 1, 1), axis(22, 3, 1, 1)}), DType::f16, Precision::strict)),
+      in(make(2, 16, 16, 1, {axis(6, 4, 2, 1), axis(8, 4, 2, 1)}), DType::bf16),
+      apart,
+      in(make(1, 32, 16, 2, {axis(3, 4, 4, 0), axis(18, 4, 4, 0)}), DType::bf16),
+      with_bias(make(2, 16, 24, 1, {axis(6, 4, 2, 1), axis(10, 4, 2, 1)})),
+      make(2, 16, 24, 1, {axis(5, 3, 2, 0), axis(12, 3, 2, 0)}),
+      make(1, 16, 40, 1, {axis(30, 3, 3, 1)}),
+      in(make(2, 16, 24, 1, {axis(3, 2, 2, 0), axis(4, 3, 2, 1), axis(6, 2, 2, 0)}), DType::bf16),
+      in(make(2, 24, 24, 1, {axis(4, 3, 1, 1), axis(5, 3, 1, 0), axis(8, 3, 1, 1)}), DType::bf16),
+  };
+  int joined = 0;
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto wanted = [](const TileShape& shape) { return shape.image_row > 0; };
+    check_streams(problems[i], wanted, [&](const TileShape& shape) {
+      joined += shape.joins_rows ? 1 : 0;
+      return std::array{shape.joins_rows, shape.row_vector > 1, test::takes_all() && shape.stays,
+                        test::takes_all() && shape.column_teams > 1};
+    });
+  }
+  EXPECT_GE(joined, 1);
+  EXPECT_EQ(test::EmulatedCase(problems[0], random).fails(propose_tile(problems[0], test::gpu(90)), 1), "");
 }
 
 // The same in strict fp32: factors in halves, sums of a few products added up; lines, one distance, taps that some

@@ -158,6 +158,20 @@ inline void load_matrices(unsigned (&out)[4], unsigned address) {
   }
 }
 
+template <std::size_t kMatrices>
+void store_matrices_transposed(unsigned address, const unsigned (&words)[kMatrices]) {
+  const int lane = emulation::lane();
+  const tconv::test::BlockEmulator::Exchange rows({address});
+  for (int matrix = 0; matrix < static_cast<int>(kMatrices); ++matrix) {
+    for (int half = 0; half < 2; ++half) {
+      const unsigned row = rows.lane(matrix * 8 + lane % 4 * 2 + half)[0];
+      emulation::place(row, 16);
+      const auto bits = static_cast<std::uint16_t>(words[matrix] >> (16 * half));
+      std::memcpy(emulation::place(row + static_cast<unsigned>(lane / 4) * 2, 2), &bits, 2);
+    }
+  }
+}
+
 inline void copy_16_async(unsigned shared, const void* global) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's source is not aligned");
   std::memcpy(emulation::place(shared, 16), global, 16);
@@ -205,6 +219,10 @@ void load_shared(unsigned shared, unsigned (&out)[kBytes < 4 ? 1 : kBytes / 4]) 
   std::memcpy(out, emulation::place(shared, kBytes), kBytes);
 }
 inline void store_16(unsigned shared, const Cell& cell) { std::memcpy(emulation::place(shared, 16), &cell, 16); }
+template <std::size_t kWords>
+void store_shared(unsigned shared, const unsigned (&words)[kWords]) {
+  std::memcpy(emulation::place(shared, sizeof(words)), words, sizeof(words));
+}
 inline void store_shared_half(unsigned shared, unsigned bits) { std::memcpy(emulation::place(shared, 2), &bits, 2); }
 
 inline float load_from_block(unsigned address, int rank) {
@@ -224,6 +242,11 @@ inline unsigned load_shared_16(unsigned address) { return emulation::read<unsign
 template <int kThreads>
 void sync_first_threads() {
   tconv::test::BlockEmulator::first_threads(kThreads);
+}
+
+inline void sync_warpgroup(int index) {
+  if (static_cast<unsigned>(index) != threadIdx.x / 128) throw std::runtime_error("a barrier of another warpgroup");
+  tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::warpgroup);
 }
 
 // Bytes announced that have not come yet, how many phases have ended (modulo 2), and who still has to arrive in this
@@ -269,6 +292,14 @@ inline void copy_bulk(unsigned shared, const void* global, int bytes, unsigned b
   }
   update_barrier(barrier, -bytes, 0);
 }
+inline void copy_bulk_out(void* global, unsigned shared, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) throw std::runtime_error("a copy's target is not aligned");
+  if (bytes <= 0 || bytes % 16 != 0) throw std::runtime_error("a copy's size is no multiple of 16 bytes");
+  for (int i = 0; i < bytes; i += 16)
+    std::memcpy(static_cast<char*>(global) + i, emulation::place(shared + static_cast<unsigned>(i), 16), 16);
+}
+inline void commit_bulk() {}
+inline void wait_for_bulk_reads() {}
 // Zeros outside the tensor; the columns of 16 bytes are swapped by bits further up in their address.
 inline void prefetch_bulk(const void* global, unsigned bytes) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0 || bytes % 16 != 0 || bytes == 0)

@@ -35,6 +35,19 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], uns
                : "memory");
 }
 
+// The other way: matrices from registers, each with its rows and columns exchanged; two take the addresses of the first
+// sixteen lanes.
+__device__ __forceinline__ void store_matrices_transposed(unsigned address, const unsigned (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices_transposed(unsigned address, const unsigned (&words)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(words[0]),
+               "r"(words[1])
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_16_async(unsigned shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
@@ -138,6 +151,17 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared(unsigned shared, const unsigned (&words)[1]) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(words[0]) : "memory");
+}
+__device__ __forceinline__ void store_shared(unsigned shared, const unsigned (&words)[2]) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(words[0]), "r"(words[1]) : "memory");
+}
+__device__ __forceinline__ void store_shared(unsigned shared, const unsigned (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
 __device__ __forceinline__ void store_shared_half(unsigned address, unsigned bits) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(bits)) : "memory");
 }
@@ -203,6 +227,14 @@ __device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, i
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// The other way. What was asked for since the last commit_bulk() is a group; a thread waits until the engine has read
+// all that it has asked for.
+__device__ __forceinline__ void copy_bulk_out(void* global, unsigned shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Asks the copy engine to have bytes (a multiple of 16, as the address) in the L2 cache soon.
 __device__ __forceinline__ void prefetch_bulk(const void* global, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
@@ -259,6 +291,11 @@ __device__ __forceinline__ float waited_for(float sum) {
 template <int kThreads>
 __device__ __forceinline__ void sync_first_threads() {
   asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+// A barrier of one warpgroup of a block, of at most fourteen.
+__device__ __forceinline__ void sync_warpgroup(int index) {
+  asm volatile("barrier.sync %0, 128;" ::"r"(2 + index) : "memory");
 }
 
 // The nearest TF32 value: ties to even, as cuDNN does on sm_90, by one instruction where there is one, or away from

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
   const unsigned weight_stages = input_stages + kShape.input_stages() * kShape.input_stage_bytes();
 
   const BlockPlace place = block_place(params, blockIdx.x);
-  const BlockRows rows = block_rows(params, place.block_row);
+  const BlockRows rows = block_rows(place.block_row);
   const BlockCells cells = block_cells(params, rows, place.cells);
 
   Weights weights(params, rows, place.block_row, place.rank, shared_memory);

@@ -77,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   // The last stage of the last block is copied whole: what follows it must be something, so that nothing uninitialised
   // is read.
   if (kShape.packed_tail_bytes() > 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
-    const int block_rows_count = params.groups * params.channel_blocks * params.residue_blocks[0] *
-                                 params.residue_blocks[1] * params.residue_blocks[2];
+    const int block_rows_count = params.groups * kShape.channel_blocks() * kShape.all_residue_blocks();
     Cell* tail = packed + block_rows_count * (kShape.packed_bytes() / 16);
     for (int i = threadIdx.x; i < kShape.packed_tail_bytes() / 16; i += kPackThreads) tail[i] = Cell{};
   }
@@ -90,18 +89,19 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
                           : kShape.block_channels >= 8  ? 8
                                                         : 4;
   constexpr int kLines = kShape.all_backs() * kShape.all_slots();
-  const int residue_blocks = params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2];
+  constexpr int kResidueBlocks = kShape.all_residue_blocks();
   constexpr int kGroups = kShape.all_plane_groups();
-  for (int line = threadIdx.x / kAcross; line < residue_blocks * kGroups * kLines; line += kPackThreads / kAcross) {
+  for (int line = threadIdx.x / kAcross; line < kResidueBlocks * kGroups * kLines; line += kPackThreads / kAcross) {
     const int slot = line % kShape.all_slots();
     const int back = line / kShape.all_slots() % kShape.all_backs();
-    const int block_row = (group * residue_blocks + line / (kLines * kGroups)) * params.channel_blocks + channel_block;
+    const int block_row =
+        (group * kResidueBlocks + line / (kLines * kGroups)) * kShape.channel_blocks() + channel_block;
     const int planes = line / kLines % kGroups;
     const int chunk = first_slab / kShape.slabs * kGroups + planes;
     const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
                           slot % kShape.slots[2]};
-    const int tap = kShape.gradient ? gradient_tap_of(plane_group(planes), back)
-                                    : tap_of(block_rows(params, block_row), slots, back);
+    const int tap =
+        kShape.gradient ? gradient_tap_of(plane_group(planes), back) : tap_of(block_rows(block_row), slots, back);
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
     Cell* out = packed + (stage * kShape.weight_parts() * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
   const Element* weight = static_cast<const Element*>(params.weight) + blockIdx.z * params.weight_group_stride +
                           first_out * params.weight_strides[1] + first_channel;
-  const int block_row = blockIdx.z * params.channel_blocks + channel_block;
+  const int block_row = blockIdx.z * kShape.channel_blocks() + channel_block;
   Cell* out = packed + (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() *
                            kShape.slabs * kShape.rows();
   constexpr int kRowTurns = (kShape.rows() + kRowLanes - 1) / kRowLanes;
@@ -44,7 +44,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   }
   // What follows the last stage of all is copied with it.
   if (kShape.packed_tail_bytes() > 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
-    Cell* tail = packed + static_cast<long long>(params.groups) * params.channel_blocks * (kShape.packed_bytes() / 16);
+    Cell* tail =
+        packed + static_cast<long long>(params.groups) * kShape.channel_blocks() * (kShape.packed_bytes() / 16);
     for (int i = threadIdx.x; i < kShape.packed_tail_bytes() / 16; i += kPackThreads) tail[i] = Cell{};
   }
 }

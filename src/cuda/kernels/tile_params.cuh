@@ -73,11 +73,16 @@ struct TileShape {
   // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
   bool stays;
   int most_blocks;
-  // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
-  // the cells of a warp fill whole sectors, or (channels-last) of neighbouring channels. 0: outputs pass through shared
-  // memory.
+  // Neighbouring channels of a channels-last output that a thread stores at once from its sums. 0: outputs pass through
+  // shared memory.
   int store_vector;
   int row_vector;  // outputs of a row that leave shared memory by one store
+  // Streams: outputs pass through shared memory as they will lie in the tensor (tile_stream_store_image.cuh), with
+  // `image_row` of them from one row to the next. 0: they pass as sums, a matrix for each phase.
+  int image_row;
+  int image_lead;    // positions before a row's first output, which are left out
+  bool joins_rows;   // a tile has whole rows, which follow each other in the tensor
+  bool sends_lines;  // the copy engine takes them to the tensor
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -104,7 +109,8 @@ struct TileShape {
   // A gradient's weights whose summed channels are neighbours in the tensor: a cell is one load.
   bool wide_weights;
 
-  // Blocks of one residue of an axis begin with the cell of its first output: other residues' cells may lie one further.
+  // Blocks of one residue of an axis begin with the cell of its first output: other residues' cells may lie one
+  // further.
   constexpr bool follows_residue(int axis) const { return !gradient && span[axis] == 1 && stride[axis] > 1; }
 
   constexpr int slot_of(int axis, int residue) const {
@@ -177,6 +183,11 @@ struct TileShape {
   // What one step between cells is in the tensor that is read and in the one that is written.
   constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
   constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis]; }
+
+  // Blocks along the output channels of a group, and along the residues of an axis.
+  constexpr int channel_blocks() const { return (out_channels + block_channels - 1) / block_channels; }
+  constexpr int residue_blocks(int axis) const { return (output_step(axis) + span[axis] - 1) / span[axis]; }
+  constexpr int all_residue_blocks() const { return residue_blocks(0) * residue_blocks(1) * residue_blocks(2); }
 
   // Whether residue `residue` of an axis has a tap at a distance.
   constexpr bool has_tap(int axis, int residue, int back) const {
@@ -406,16 +417,38 @@ struct TileShape {
     return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
   constexpr int staged_bytes(int channels) const {
+    if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
+
+  // An image has the order of the columns where each cell is one output, otherwise that of the outputs. Its channels
+  // begin on different banks, for stores by columns as for those by vectors of phases.
+  constexpr bool image_of_columns() const { return span[0] * span[1] * span[2] == 1; }
+  // Neighbours in the image that are neighbours in the tensor: a row, or joined rows, or as much of them as a team has
+  // that stores its own columns.
+  constexpr int image_line() const { return joins_rows ? tile[2] * span[1] * image_row : image_row; }
+  constexpr int image_piece() const {
+    const int line = image_line();
+    return image_of_columns() && line > 8 * column_tiles ? 8 * column_tiles : line;
+  }
+  constexpr int image_outputs() const { return tile[0] * tile[1] * span[0] * tile[2] * span[1] * image_row; }
+  constexpr int image_pitch() const {  // in bytes
+    const int bytes = (image_of_columns() ? columns() : image_outputs()) * element_bytes;
+    return (bytes + 47) / 64 * 64 + 16;
+  }
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
   constexpr int turn_channels() const {
     int channels = block_channels;
     if (store_vector > 0) return channels;
     int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
     if (stays) room = (blocks_per_multiprocessor == 1 ? 40 : 20) * 1024;
-    while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    if (stays && image_row > 0 && element_bytes == 2) room = (blocks_per_multiprocessor == 1 ? 72 : 36) * 1024;
+    // Whole turns of eight channels, whose sums each thread knows when it is compiled.
+    const int least = image_row > 0 ? 8 : 4;
+    while (channels > least && channels % (image_row > 0 ? 16 : 2) == 0 &&
+           staged_bytes(channels) + table_bytes() > room)
+      channels /= 2;
     return channels;
   }
   // Where outputs are staged: in place of the operands, or beside those of the next tile.
@@ -478,8 +511,9 @@ struct TileParams {
   int pad[3];
   int first_cell[3];  // of output 0
   int tiles[4];       // blocks along samples, depth, height, width
+  // As in TileShape, for those who work out a grid from here.
   int residue_blocks[3];
-  int channel_blocks;  // blocks along the output channels of a group
+  int channel_blocks;
 };
 
 // How the copy engine finds boxes of a tensor; the driver writes it.

@@ -16,8 +16,7 @@ struct BlockPlace {
 };
 
 __device__ __forceinline__ int block_rows_count(const TileParams& params) {
-  return params.groups * params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2] *
-         params.channel_blocks;
+  return params.groups * kShape.all_residue_blocks() * kShape.channel_blocks();
 }
 __device__ __forceinline__ int boxes_count(const TileParams& params) {
   return params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
@@ -30,8 +29,9 @@ __device__ __forceinline__ BlockPlace block_place(const TileParams& params, int 
     // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
     // the end.
     const int boxes = boxes_count(params);
-    const int outer = index / params.channel_blocks;
-    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
+    constexpr int kChannelBlocks = kShape.channel_blocks();
+    const int outer = index / kChannelBlocks;
+    return {outer / boxes * kChannelBlocks + index % kChannelBlocks, outer % boxes, rank};
   } else {
     return {index % block_rows_count(params), index / block_rows_count(params), rank};
   }
@@ -41,7 +41,7 @@ __device__ __forceinline__ BlockCells block_cells(const TileParams& params, cons
   BlockCells cells;
 #pragma unroll
   for (int dimension = 3; dimension >= 0; --dimension) {
-    const int tile = index % params.tiles[dimension];
+    const int tile = dimension > 0 ? index % params.tiles[dimension] : index;
     index /= params.tiles[dimension];
     cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
   }
@@ -61,7 +61,7 @@ struct TilePlace {
 
   __device__ __forceinline__ TilePlace(const TileParams& params, int tile) {
     const BlockPlace place = block_place(params, tile);
-    rows = block_rows(params, place.block_row);
+    rows = block_rows(place.block_row);
     cells = block_cells(params, rows, place.cells);
     rank = place.rank;
   }

@@ -4,8 +4,8 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), weights are read in place (kWeightsInPlace) and vectors leave from the sums (kStoresVectors: 0 no, 1
-// along the width, 2 along the channels).
+// (kTensorCopies), weights are read in place (kWeightsInPlace) and how outputs leave (kStores: 0 through shared memory
+// as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -18,10 +18,9 @@
 #endif
 
 #include "tile_store.cuh"
-#include "tile_stream_store.cuh"
-#if kStoresVectors == 1
-#include "tile_stream_store_width.cuh"
-#elif kStoresVectors == 2
+#if kStores == 1
+#include "tile_stream_store_image.cuh"
+#elif kStores == 2
 #include "tile_stream_store_channels.cuh"
 #endif
 
@@ -202,11 +201,10 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     ptx::give_registers<kShape.weight_registers()>();
     if (loader == kStreamThreads) prefetch_weights(params);
     RingPlace<kShape.weight_ring> slot;
-    int turn_of = 0;
     for_each_tile([&](int tile) {
       const BlockPlace place = block_place(params, tile);
-      load_stream_weights(params, block_rows(params, place.block_row), place.rank, barriers, weight_ring,
-                          loader - kStreamThreads, slot, turn_of);
+      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring,
+                          loader - kStreamThreads, slot);
     });
     return;
   }
@@ -234,11 +232,14 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
-#if kStoresVectors
+#if kStores == 1
+    OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
+#elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells), team);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
 #endif
   });
+  if (kShape.sends_lines) ptx::wait_for_bulk_reads();  // before the block's shared memory is another's
 }

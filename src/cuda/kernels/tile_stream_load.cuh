@@ -28,7 +28,7 @@ struct StreamBarriers {
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), kShape.packed ? 1 : 32);
+      ptx::init_barrier(weight_full(slot), kShape.packed ? 1 : kStreamThreads);
       ptx::init_barrier(weight_empty(slot), kReaders);
     }
     ptx::publish_barriers();

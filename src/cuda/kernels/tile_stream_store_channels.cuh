@@ -1,7 +1,6 @@
-// Vectors of neighbouring channels of a channels-last pixel: four threads fill whole sectors.
+// From the accumulators of a streaming block straight to the output, no thread waiting for another: vectors of
+// neighbouring channels of a channels-last pixel, of which four threads fill whole sectors.
 #pragma once
-
-#include "tile_stream_store.cuh"
 
 // Outputs of one cell, a vector at a time.
 struct VectorStore {
@@ -118,3 +117,14 @@ struct VectorStore {
     }
   }
 };
+
+__device__ __forceinline__ void store_directly(const VectorStore& store, const CellTeam& team) {
+#pragma unroll
+  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const CellPlace place = cell_place(team.column(tile) + half * 8);
+      if (place.exists) store.store(team, tile, half, place);
+    }
+  }
+}

@@ -1,22 +1,22 @@
 // Stages of weights out of the tensor itself, by a warpgroup that does nothing else: a layer of few blocks is done
 // before a copy in the order of the stages would have been made.
 //
-// The config defines kWeightPlaces: for each group of planes, distance and slots that are loaded together, bytes from
-// the block's first tap to that tap, or -1.
+// The config defines kWeightPlaces: for each distance and slots that are loaded together, bytes from the block's first
+// tap to that tap, or -1.
 #pragma once
 
 #include "split.cuh"
 #include "tile_stream_load.cuh"
 
-// Into how many shares the slabs of a stage are cut, so that few places occupy all of `across` lanes.
-constexpr int shares_of_slabs(int places, int across) {
+// Into how many shares `count` slabs or turns are cut, so that few places occupy all of `across` threads.
+constexpr int shares_of(int count, int places, int across) {
   int shares = 1;
-  while (2 * shares * places <= across && 2 * shares <= kShape.slabs) shares *= 2;
+  while (2 * shares * places <= across && count % (2 * shares) == 0) shares *= 2;
   return shares;
 }
 
-// One lane's part of a stage: some rows at one of its places (a distance and slots that are loaded together) after the
-// other. What lies in between is constant, in the tensor and in the stage.
+// One thread's part of a stage: some rows at one of its places (a distance and slots that are loaded together) after
+// the other. What lies in between is constant, in the tensor and in the stage.
 struct WeightLoads {
   static constexpr int kVector = kShape.vector();
   static constexpr int kLoad = kShape.weight_vector;
@@ -37,32 +37,35 @@ struct WeightLoads {
   static constexpr int kRowRuns = kShape.block_channels / kRun;
   static constexpr int kLanes = kRowRuns >= 8 ? 8 : kRowRuns >= 4 ? 4 : kRowRuns >= 2 ? 2 : 1;
   static constexpr int kRowTurns = (kRowRuns + kLanes - 1) / kLanes;
-  static constexpr int kAcross = 32 / kLanes;
-  static constexpr int kSplit = shares_of_slabs(kPlaces, kAcross);
-  static constexpr int kAtOnePlace = kAcross / kSplit;  // places that all lanes take together
-  static constexpr int kSlabTurns = kShape.slabs / kSplit;
-  static constexpr int kUnits = kSlabTurns * kRowTurns;
+  static constexpr int kAcross = kStreamThreads / kLanes;
+  static constexpr int kSlabShares = shares_of(kShape.slabs, kPlaces, kAcross);
+  static constexpr int kRowShares = shares_of(kRowTurns, kPlaces* kSlabShares, kAcross);
+  static constexpr int kShares = kSlabShares * kRowShares;
+  static constexpr int kPlacesAtOnce = kAcross / kShares;  // that all threads take together
+  static constexpr int kSlabTurns = kShape.slabs / kSlabShares;
+  static constexpr int kUnits = kSlabTurns * kRowTurns / kRowShares;
   static constexpr int kMostWords = kShape.weight_registers() >= 88 ? 32 : 16;  // of a thread, on their way
   static constexpr int kAtOnce = kMostWords / (kLoads * kWords) > 0 ? kMostWords / (kLoads * kWords) : 1;  // units
 
-  int row;         // the first one, a channel of the block
-  int first_slab;  // the others follow kSplit further
+  int row;  // the first one, a channel of the block
+  int first_slab;
   int first_place;
   unsigned words[kAtOnce][kLoads][kWords];
 
-  __device__ __forceinline__ explicit WeightLoads(int lane) {
-    row = lane % kLanes * kRun;
-    const int group = lane / kLanes;
-    first_slab = kWide ? group % kSplit : group / kAtOnePlace;
-    first_place = kWide ? group / kSplit : group % kAtOnePlace;
+  __device__ __forceinline__ explicit WeightLoads(int thread) {
+    const int group = thread / kLanes;
+    const int share = kWide ? group % kShares : group / kPlacesAtOnce;
+    first_place = kWide ? group / kShares : group % kPlacesAtOnce;
+    first_slab = share % kSlabShares;
+    row = (share / kSlabShares * kLanes + thread % kLanes) * kRun;
   }
 
-  // What a unit has in common with the others of its number in all lanes.
-  static constexpr int slab_of(int unit) { return unit % kSlabTurns * kSplit; }
-  static constexpr int row_of(int unit) { return unit / kSlabTurns * kLanes * kRun; }
+  // What a unit has in common with the others of its number in all threads.
+  static constexpr int slab_of(int unit) { return unit % kSlabTurns * kSlabShares; }
+  static constexpr int row_of(int unit) { return unit / kSlabTurns * kRowShares * kLanes * kRun; }
   static constexpr bool exists(int unit) { return unit < kUnits; }
 
-  // Bytes from a chunk's first weight at a place to this lane's.
+  // Bytes from a chunk's first weight at a place to this thread's.
   __device__ __forceinline__ int offset() const {
     return (first_slab * kVector * kShape.weight_steps[0] + row * kShape.weight_steps[1]) * kShape.element_bytes;
   }
@@ -74,8 +77,7 @@ struct WeightLoads {
     const int steps = slab_of(unit) * kVector * kShape.weight_steps[0] + row_of(unit) * kShape.weight_steps[1];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const bool wanted =
-          has_rows && (kWholeChunks || (first_slab + slab_of(unit)) * kVector + i < channels_left);
+      const bool wanted = has_rows && (kWholeChunks || (first_slab + slab_of(unit)) * kVector + i < channels_left);
       ptx::load_if<kLoadBytes>(wanted, from + (steps + i * kShape.weight_steps[0]) * kShape.element_bytes,
                                words[at][i]);
     }
@@ -100,7 +102,7 @@ struct WeightLoads {
     return rounded(cell);
   }
 
-  // Cells from the stage's first to this lane's at a place.
+  // Cells from the stage's first to this thread's at a place.
   __device__ __forceinline__ int target(int place) const {
     return place / kSlotRuns * kShape.weight_back_pitch() + first_slab * kShape.weight_slab_pitch() +
            place % kSlotRuns * (kAlongSlots ? kLoad : 1) * kShape.block_channels;
@@ -148,40 +150,32 @@ __device__ __forceinline__ void prefetch_weights(const TileParams& params) {
   }
 }
 
-// Brings the weights of one tile of outputs: each warp every fourth stage, so that while one waits for its loads or for
-// its stores to be seen, the others go on.
+// Brings the weights of one tile of outputs, stage after stage.
 __device__ __forceinline__ void load_stream_weights(const TileParams& params, const BlockRows& rows, int rank,
                                                     const StreamBarriers& barriers, unsigned ring, int thread,
-                                                    RingPlace<kShape.weight_ring>& slot, int& turn_of) {
+                                                    RingPlace<kShape.weight_ring>& slot) {
   using Loads = WeightLoads;
-  constexpr int kGroups = kShape.all_plane_groups();
-  constexpr int kUnrolledTurns = Loads::kUnits <= 8 * Loads::kAtOnce ? 8 : 1;
-  Loads loads(thread % 32);
+  constexpr int kUnrolledTurns = Loads::kUnits <= 4 * Loads::kAtOnce ? 4 : 1;
+  Loads loads(thread);
   const char* const first = first_weight(params, rows) + loads.offset();
   const int rows_left = kShape.out_channels - rows.first_channel;
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-    const int whole = rank * kShape.block_chunks() + chunk;
-    const int first_channel = whole / kGroups * kShape.chunk_channels();
+    const int first_channel = (rank * kShape.block_chunks() + chunk) * kShape.chunk_channels();
     const char* const source =
         first + static_cast<long long>(first_channel) * kShape.weight_steps[0] * kShape.element_bytes;
-    const int backs = chunk_backs(chunk);
 #pragma unroll 1
-    for (int back = 0; back < backs; back += kShape.stage_backs) {
-      const bool own = turn_of == thread / 32;
-      turn_of = turn_of + 1 == kStreamThreads / 32 ? 0 : turn_of + 1;
+    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
+      const int places = min(kShape.stage_backs, kShape.all_backs() - back) * Loads::kSlotRuns;
       const unsigned stage = ring + slot.slot * kShape.weight_stage_bytes();
-      const int full = barriers.weight_full(slot.slot);
-      const int empty = barriers.weight_empty(slot.slot);
-      const int parity = slot.parity ^ 1;
-      slot.advance();
-      if (!own) continue;
-      const int first_place = (whole % kGroups * kShape.all_backs() + back) * Loads::kSlotRuns;
-      const int places = min(kShape.stage_backs, backs - back) * Loads::kSlotRuns;
       bool waited = false;
+      const auto wait_until_empty = [&] {
+        if (!waited) ptx::wait_barrier(barriers.weight_empty(slot.slot), slot.parity ^ 1);
+        waited = true;
+      };
 #pragma unroll 1
-      for (int place = loads.first_place; place < places; place += Loads::kAtOnePlace) {
-        const int tap = kWeightPlaces[first_place + place];
+      for (int place = loads.first_place; place < places; place += Loads::kPlacesAtOnce) {
+        const int tap = kWeightPlaces[back * Loads::kSlotRuns + place];
         // Taps that a phase lacks are zeros, or no product is made with them.
         if (tap < 0 && !kShape.all_taps) continue;
         const unsigned to = stage + loads.target(place) * 16;
@@ -192,18 +186,17 @@ __device__ __forceinline__ void load_stream_weights(const TileParams& params, co
             if (Loads::exists(turn + i))
               loads.load(i, turn + i, source + tap, tap >= 0, rows_left, kShape.channels - first_channel);
           }
-          if (!waited) ptx::wait_barrier(empty, parity);
-          waited = true;
+          wait_until_empty();
 #pragma unroll
           for (int i = 0; i < Loads::kAtOnce; ++i) {
             if (Loads::exists(turn + i)) loads.store(i, turn + i, to);
           }
         }
       }
-      // A lane without a place of this stage may not run ahead, either.
-      if (!waited) ptx::wait_barrier(empty, parity);
+      wait_until_empty();  // a thread without a place of this stage may not run ahead, either
       ptx::fence_for_async_proxy();
-      ptx::arrive(full);
+      ptx::arrive(barriers.weight_full(slot.slot));
+      slot.advance();
     }
   }
 }

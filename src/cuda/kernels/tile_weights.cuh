@@ -11,14 +11,14 @@ struct BlockRows {
   int first_residue[3];  // per axis
 };
 
-__device__ __forceinline__ BlockRows block_rows(const TileParams& params, int index) {
+__device__ __forceinline__ BlockRows block_rows(int index) {
   BlockRows rows;
-  rows.first_channel = index % params.channel_blocks * kShape.block_channels;
-  index /= params.channel_blocks;
+  rows.first_channel = index % kShape.channel_blocks() * kShape.block_channels;
+  index /= kShape.channel_blocks();
 #pragma unroll
   for (int axis = 2; axis >= 0; --axis) {
-    rows.first_residue[axis] = index % params.residue_blocks[axis] * kShape.span[axis];
-    index /= params.residue_blocks[axis];
+    rows.first_residue[axis] = index % kShape.residue_blocks(axis) * kShape.span[axis];
+    index /= kShape.residue_blocks(axis);
   }
   rows.group = index;
   return rows;
