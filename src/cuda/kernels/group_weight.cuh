@@ -4,20 +4,21 @@
 // group_load.cuh says what the config states.
 #include "group_load.cuh"
 
-// The pixels of the input, [channel][pixel], zeros outside.
+// The pixels of the input, [channel][pixel], zeros outside: a channel by each warp.
 __device__ __forceinline__ void load_pixels(const GroupParams& p, const GroupTile& tile, int group, float* pixels) {
+  static_assert(kWarps == kGroupChannels && kShape.pixels() % 32 == 0);
+  const int channel = threadIdx.x / 32;
   const Storage* const source = static_cast<const Storage*>(p.input) + tile.sample * p.input_strides[0] +
-                                static_cast<i64>(group) * kGroupChannels * p.input_strides[1];
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kGroupChannels * kShape.pixels(); i += kGroupThreads) {
-    const int channel = i / kShape.pixels();
-    const int at = i % kShape.pixels();
+                                static_cast<i64>(group * kGroupChannels + channel) * p.input_strides[1];
+#pragma unroll 8
+  for (int first = 0; first < kShape.pixels(); first += 32) {
+    const int at = first + threadIdx.x % 32;
     const int d = tile.first[0] + at / kShape.tile[2] / kShape.tile[1];
     const int h = tile.first[1] + at / kShape.tile[2] % kShape.tile[1];
     const int w = tile.first[2] + at % kShape.tile[2];
     const bool exists = d < p.input_size[0] && h < p.input_size[1] && w < p.input_size[2];
     Storage value = 0;
-    if (exists) value = source[channel * p.input_strides[1] + d * p.input_strides[2] + h * p.input_strides[3] + w];
+    if (exists) value = source[d * p.input_strides[2] + h * p.input_strides[3] + w];
     pixels[channel * kShape.pixel_pitch() + at] = operand(value);
   }
 }
