@@ -144,12 +144,13 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
-  const bool image = shape.image_row > 0 && !shape.gradient;  // gradients with images were not fitted
+  const bool in_rows = !shape.gradient && !shape.output_channels_last;  // what images were fitted to
+  const bool image = in_rows && shape.image_row > 0;
   const double epilogue = shape.store_vector > 0 ? 0.69 * stored
                           : image                ? 0.54 * stored + 290 * turns
                                                  : stored + 147 * turns;
   const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
-  const double busy = std::max(main, traffic) + (image ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
+  const double busy = std::max(main, traffic) + (in_rows ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
   const double latency =
       (shape.stays ? 600 : 230) +
@@ -188,7 +189,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // Outputs of one residue lie between those of others.
   const bool scattered = shape.follows_residue(2) && !shape.output_channels_last && shape.all_taps;
   const double split = whole_rows ? 1.0 : scattered ? 1.2 : 1.03;
-  const double computed = cycles / clock + (0.26 * torn + (image ? 0.48 : 0.18) * ends) / device.bandwidth;
+  const double computed = cycles / clock + (0.26 * torn + (in_rows ? 0.48 : 0.18) * ends) / device.bandwidth;
   // Among cuts that the memory bounds, those with less to compute.
   const double besides = shape.gradient ? 0.05 * std::min(computed, transfer) : 0;
   // A call that is over before its launches are is better off with one, even where that takes a little longer.
