@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::int64_t kIntMax = std::numeric_limits<int>::max();
 constexpr int kMostProducts = 12;  // of a warp that adds up weights, in registers
+constexpr int kMostHeight = 16;    // taps whose weights a warp holds
+constexpr double kManyTaps = 64;   // from which on other families take longer, however rows come
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -28,8 +30,6 @@ std::string_view why_not(const Problem& problem, const DeviceProperties& device)
   if (problem.dtype == DType::f32 && problem.precision != Precision::tf32) return "multiplies in TF32";
   if (device.arch < 80) return "needs sm_80 or later";
   if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1) return "rows do not lie densely";
-  if (problem.axes[2].output() % 2 == 0)
-    return "rows of even length come faster to the other families, several at once";
   double taps = 1;
   for (const Axis& axis : problem.axes) {
     taps *= static_cast<double>(axis.kernel);
@@ -38,19 +38,33 @@ std::string_view why_not(const Problem& problem, const DeviceProperties& device)
       return "sizes along an axis beyond 32 bits";
     }
   }
-  if (taps > 256) return "too many taps";
+  if (taps > 256 || problem.axes[1].kernel > kMostHeight) return "too many taps";
+  if (problem.axes[2].output() % 2 == 0 && (problem.direction == Direction::grad_input || taps < kManyTaps))
+    return "rows of even length that few taps share come faster to the other families, several at once";
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0)
     return "nothing to compute";
   return {};
 }
 
-// The box of pixels with the least that is read for each of them, in a third of a multiprocessor's shared memory or,
-// where none fits, in half of it.
+// Cycles of a box: shared memory for its operands, and its loads.
+double box_cycles(const GroupShape& shape) {
+  const double loads = shape.out_channels * shape.box_rows() * (shape.box(2) + 31) / 32.0 * 4;
+  const int conflicts = shape.copies ? 2 : 1;
+  if (shape.weight) return loads + shape.pixels() / 8.0 * shape.rows() / 16 * (4 * conflicts + 1);
+  int reads = 0;
+  for (int row = 0; row < shape.strip_reach(); ++row) reads += shape.strip_reads(row) ? 1 : 0;
+  const int taps = static_cast<int>(ceil_div(shape.kernel[0] * shape.kernel[2], shape.tap_warps())) * shape.tap_warps();
+  return loads + shape.strips() * taps * shape.out_channels / 8.0 * (4.0 * conflicts * reads + 2 * shape.kernel[1]);
+}
+
+// The box of pixels that costs least for each of them, in a third of a multiprocessor's shared memory or, where none
+// fits, in half of it.
 std::optional<GroupShape> shape_of(const Problem& problem, const DeviceProperties& device) {
   GroupShape shape{};
   shape.weight = problem.direction == Direction::grad_weight;
   shape.out_channels = static_cast<int>(problem.out_channels_per_group());
   shape.copies = problem.dtype == DType::f32;
+  shape.strip = 1;
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];
     shape.kernel[a] = static_cast<int>(axis.kernel);
@@ -74,12 +88,14 @@ std::optional<GroupShape> shape_of(const Problem& problem, const DevicePropertie
           double covered = 1;  // pixels of the tiles of a sample
           for (int a = 0; a < kSpatialAxes; ++a)
             covered *= static_cast<double>(ceil_div(problem.axes[a].input, candidate.tile[a]) * candidate.tile[a]);
-          // Lanes load 32 elements of a row, whether they are there or not.
-          const double row = static_cast<double>(ceil_div(candidate.box(2), 32)) * 32;
-          const double cost = covered * candidate.box_rows() * row / candidate.pixels();
-          if (best && cost >= least) continue;
-          best = candidate;
-          least = cost;
+          for (const int strip : {1, 2, 4}) {
+            candidate.strip = strip;
+            if (h % strip != 0 || candidate.strips() > kGroupThreads / 32 || (shape.weight && strip > 1)) continue;
+            const double cost = covered * box_cycles(candidate) / candidate.pixels();
+            if (best && cost >= least) continue;
+            best = candidate;
+            least = cost;
+          }
         }
       }
     }
@@ -96,7 +112,7 @@ KernelSource source_of(const Problem& problem, const GroupShape& s, const char* 
       "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " + std::string(element_name(problem.dtype)) +
       ";\n#include \"group_params.cuh\"\nconstexpr GroupShape kShape = {" + (s.weight ? "true" : "false") + ", " +
       std::to_string(s.out_channels) + ", " + list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " +
-      list(s.tile) + ", " + (s.copies ? "true" : "false") + "};\n";
+      list(s.tile) + ", " + (s.copies ? "true" : "false") + ", " + std::to_string(s.strip) + "};\n";
   return {.file = file, .config = config, .entry = entry};
 }
 
@@ -161,6 +177,7 @@ class GroupKernel final : public Kernel {
                        " channels, boxes of " + std::to_string(shape_.tile[0]) + "x" + std::to_string(shape_.tile[1]) +
                        "x" + std::to_string(shape_.tile[2]) + " pixels, ";
     if (finish_) text += std::to_string(params_.parts) + " parts, ";
+    if (!shape_.weight) text += "strips of " + std::to_string(shape_.strip) + " rows, ";
     return text + std::to_string(blocks()) + " blocks, " + std::to_string(shape_.shared_bytes() / 1024) + " KiB shared";
   }
 
@@ -190,15 +207,11 @@ Proposal propose_group(const Problem& problem, const DeviceProperties& device) {
     return Proposal::decline("more boxes than a grid has blocks");
   Proposal proposal;
   proposal.workspace_bytes = kernel->workspace_bytes();
-  // Cycles of shared memory for the operands of a box, and the loads of it.
-  const double products =
-      shape->weight ? shape->pixels() / 8.0 * shape->rows() / 16 * 5 : shape->pixels() / 16.0 * shape->rows() / 8 * 6;
-  const double loads = shape->out_channels * shape->box_rows() * (shape->box(2) + 31) / 32.0 * 4;
   const double boxes = static_cast<double>(kernel->tiles() * problem.groups) / device.multiprocessors;
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes())) *
       static_cast<double>(size_of(problem.dtype));
-  proposal.expected_seconds = 6e-6 + std::max(boxes * (products + loads) / 1.7e9, 1.5 * bytes / device.bandwidth);
+  proposal.expected_seconds = 6e-6 + std::max(boxes * box_cycles(*shape) / 1.7e9, 1.5 * bytes / device.bandwidth);
   proposal.kernel = kernel;
   return proposal;
 }

@@ -95,7 +95,7 @@ constexpr double kBoxMix = 0.05;  // share of what is not the largest cost
 constexpr double kBoxStageCycles = 10;
 constexpr double kBoxPartRate = 6e12;  // bytes of parts per second, written and read
 constexpr double kBoxEndRate = 10;     // bytes of results per cycle and multiprocessor, of single warps
-constexpr double kBoxBulkRate = 33;    // bytes of boxes that the copy engine brings them
+constexpr double kBoxBulkRate = 27;    // bytes of boxes that the copy engine brings them
 
 // What a stage of a block asks for, in cycles.
 struct StageCost {

@@ -60,9 +60,8 @@ std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
 }
 
 std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int columns) {
-  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1),
-                                            tile_cells(shape, problem, 0), tile_cells(shape, problem, 1),
-                                            tile_cells(shape, problem, 2)};
+  const std::array<std::int64_t, 4> size = {std::max<std::int64_t>(problem.batch, 1), tile_cells(shape, problem, 0),
+                                            tile_cells(shape, problem, 1), tile_cells(shape, problem, 2)};
   const auto fits = [&](int n, int d, int h, int w) {
     const CellTile tile = {n, d, h, w};
     std::copy(tile.begin(), tile.end(), std::begin(shape.tile));

@@ -89,7 +89,10 @@ double weight_loading_cycles(const TileShape& shape) {
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
-  const double turn = (shape.weight_steps[2] == 1 ? 1900 : 1500) * (runs >= 8 ? 1.0 : runs >= 4 ? 1.4 : 1.8) *
+  const double turn = (shape.weight_steps[2] == 1 ? 1900 : 1500) *
+                      (runs >= 8   ? 1.0
+                       : runs >= 4 ? 1.4
+                                   : 1.8) *
                       (words == 32 ? 1.0 : 1.3);
   const double stage_bytes = static_cast<double>(shape.weight_stage_bytes()) / shape.weight_parts();
   const double turns = std::ceil(stage_bytes / (4 * words * kStreamThreads));
@@ -141,14 +144,18 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
-  const double epilogue = shape.store_vector > 0 ? 0.69 * stored : stored + 147 * turns;
+  const bool in_rows = !shape.gradient && !shape.output_channels_last;  // what images were fitted to
+  const bool image = in_rows && shape.image_row > 0;
+  const double epilogue = shape.store_vector > 0 ? 0.69 * stored
+                          : image                ? 0.54 * stored + 290 * turns
+                                                 : stored + 147 * turns;
   const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
-  const double busy = std::max(main, traffic) + 0.25 * std::min(main, traffic) + alone * epilogue;
+  const double busy = std::max(main, traffic) + (in_rows ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
-  const double latency = (shape.stays ? 600 : 230) +
-                         std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams,
-                                  weight_loading_cycles(shape)) +
-                         0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
+  const double latency =
+      (shape.stays ? 600 : 230) +
+      std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams, weight_loading_cycles(shape)) +
+      0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);
@@ -167,7 +174,8 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double pack_blocks = static_cast<double>(problem.groups) *
                              std::ceil(static_cast<double>(shape.out_channels) / shape.block_channels) *
                              shape.channel_chunks() * shape.slabs / std::max(pack_slabs(shape), 1);
-  const double pack_rate = shape.wide_weights ? 3.3e12 : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
+  const double pack_rate =
+      shape.wide_weights ? 3.3e12 : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
   const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
@@ -181,11 +189,11 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // Outputs of one residue lie between those of others.
   const bool scattered = shape.follows_residue(2) && !shape.output_channels_last && shape.all_taps;
   const double split = whole_rows ? 1.0 : scattered ? 1.2 : 1.03;
-  const double computed = cycles / clock + (0.26 * torn + 0.18 * ends) / device.bandwidth;
+  const double computed = cycles / clock + (0.26 * torn + (in_rows ? 0.48 : 0.18) * ends) / device.bandwidth;
   // Among cuts that the memory bounds, those with less to compute.
   const double besides = shape.gradient ? 0.05 * std::min(computed, transfer) : 0;
   // A call that is over before its launches are is better off with one, even where that takes a little longer.
-  const double launches = !shape.packed && problem.batch == 1 ? 0.85 : 1.0;
+  const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
   return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
          gradient_surplus(shape);
 }

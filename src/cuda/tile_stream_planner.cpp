@@ -118,10 +118,10 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
   return choices;
 }
 
-constexpr int kLeastRegisters = 64;        // at a kernel's start
-constexpr int kLeastRegistersToStay = 96;  // loaders keep more from tile to tile
+constexpr int kLeastRegisters = 64;         // at a kernel's start
+constexpr int kLeastRegistersToStay = 96;   // loaders keep more from tile to tile
 constexpr int kLeastRegistersInPlace = 80;  // weights on their way
-constexpr int kMostCopyPlaces = 6;         // of a thread that loads, in registers
+constexpr int kMostCopyPlaces = 6;          // of a thread that loads, in registers
 
 // How the copy engine would see the input; address and batch don't matter here.
 TensorBoxes boxes_of(const Problem& problem, const TileShape& shape) {
@@ -233,13 +233,11 @@ int weight_vector_of(const TileShape& shape, bool aligned) {
   for (int vector = shape.vector(); aligned && vector > 1; vector /= 2) {
     const auto whole = [&](int step) { return steps[step] % vector == 0; };
     const bool taps = one_tap || whole(2);
-    if (steps[0] == 1) {
-      if (vector == shape.vector() && shape.channels % vector == 0 && whole(1) && taps) return vector;
-    } else if (steps[1] == 1) {
-      if (shape.out_channels % vector == 0 && shape.block_channels % vector == 0 && whole(0) && taps) return vector;
-    } else if (steps[2] == 1 && shape.dilation[2] == 1 && shape.slots[2] == shape.span[2]) {
-      if (shape.span[2] % vector == 0 && shape.kernel[2] % vector == 0 && whole(0) && whole(1)) return vector;
-    }
+    const bool by_channels = vector == shape.vector() && shape.channels % vector == 0 && whole(1) && taps;
+    const bool by_rows = shape.out_channels % vector == 0 && shape.block_channels % vector == 0 && whole(0) && taps;
+    const bool by_slots = steps[2] == 1 && shape.dilation[2] == 1 && shape.slots[2] == shape.span[2] &&
+                          shape.span[2] % vector == 0 && shape.kernel[2] % vector == 0 && whole(0) && whole(1);
+    if (steps[0] == 1 ? by_channels : steps[1] == 1 ? by_rows : by_slots) return vector;
   }
   return 1;
 }
@@ -255,9 +253,8 @@ bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned
   if (shape.all_backs() * shape.all_slots() > kMostPlaces) return false;
   const std::array<std::int64_t, 3> steps = {problem.weight_strides[0], problem.weight_strides[1],
                                              problem.weight_strides[4]};
-  const std::array<std::int64_t, 3> counts = {
-      shape.chunk_channels(), shape.out_channels,
-      std::int64_t{shape.kernel[0]} * shape.kernel[1] * shape.kernel[2]};
+  const std::array<std::int64_t, 3> counts = {shape.chunk_channels(), shape.out_channels,
+                                              std::int64_t{shape.kernel[0]} * shape.kernel[1] * shape.kernel[2]};
   double reach = 0;
   for (int i = 0; i < 3; ++i) {
     reach += static_cast<double>(steps[i]) * static_cast<double>(counts[i]);

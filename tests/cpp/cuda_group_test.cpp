@@ -47,6 +47,14 @@ TEST_F(EmulatedGroup, Layers) {
   check(make(2, 32, 32, 4, {axis(1, 1, 1, 0), axis(33, 1, 1, 0)}));
 }
 
+// Rows of even length, with so many taps that grad_weight takes them; tensors at odd addresses.
+TEST_F(EmulatedGroup, ManyTaps) {
+  const Problem problem = in(make(1, 16, 16, 2, {axis(2, 3, 2, 1), axis(3, 5, 2, 2), axis(6, 7, 2, 3, 1)}),
+                             Direction::grad_weight, DType::f32);
+  EXPECT_EQ(problem.axes[2].output() % 2, 0);
+  EXPECT_EQ(test::EmulatedCase(problem, random).fails(propose_group(problem, test::gpu(90)), 1), "");
+}
+
 TEST_F(EmulatedGroup, Declines) {
   const auto reason = [](const Problem& problem, Direction direction, DType dtype) {
     return propose_group(in(problem, direction, dtype), test::gpu(90)).declined;

@@ -15,16 +15,21 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
 
   const BoxPlace box_place(p, tile, group);
   if constexpr (kShape.copies) copy_box(p, box_place, box);
+  {
+    // A thread takes the same channels of every fourth tap.
+    constexpr int kPairs = kGroupChannels * 8;
+    const int pair = threadIdx.x % kPairs;
+    const Storage* const source = static_cast<const Storage*>(p.weight) +
+                                  (group * kGroupChannels + pair / 8) * p.weight_strides[0] +
+                                  (pair / 2 % 4 + pair % 2 * 4) * p.weight_strides[1];
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kShape.weight_words(); i += kGroupThreads) {
-    const int tap = i / 64 % kShape.taps();
-    const int out_channel = i / 64 / kShape.taps() * 8 + i / 2 % 4 + i % 2 * 4;
-    const int in_channel = group * kGroupChannels + i / 8 % 8;
-    weights[i] = operand(
-        static_cast<const Storage*>(p.weight)[in_channel * p.weight_strides[0] + out_channel * p.weight_strides[1] +
-                                              tap / kShape.kernel[2] / kShape.kernel[1] * p.weight_strides[2] +
-                                              tap / kShape.kernel[2] % kShape.kernel[1] * p.weight_strides[3] +
-                                              tap % kShape.kernel[2] * p.weight_strides[4]]);
+    for (int i = threadIdx.x / kPairs; i < kShape.taps() * kShape.out_channels / 8; i += kGroupThreads / kPairs) {
+      const int tap = i % kShape.taps();
+      weights[i * kPairs + pair] = operand(source[i / kShape.taps() * 8 * p.weight_strides[1] +
+                                                  tap / kShape.kernel[2] / kShape.kernel[1] * p.weight_strides[2] +
+                                                  tap / kShape.kernel[2] % kShape.kernel[1] * p.weight_strides[3] +
+                                                  tap % kShape.kernel[2] * p.weight_strides[4]]);
+    }
   }
   if constexpr (kShape.copies) {
     finish_copies(p, box_place, box);
@@ -33,43 +38,76 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
     __syncthreads();
   }
 
-  constexpr int kProducts = kShape.pixel_products();
-  constexpr int kAlong = kShape.tile[2] / 16;  // products of a row
-  float sum[kProducts][4] = {};
-  const float* place[kProducts];
-  int pixel[kProducts][3];
-  int lead[kProducts];
-#pragma unroll
-  for (int i = 0; i < kProducts; ++i) {
-    const int index = warp * kProducts + i;
-    pixel[i][0] = index / kAlong / kShape.tile[1];
-    pixel[i][1] = index / kAlong % kShape.tile[1];
-    pixel[i][2] = index % kAlong * 16 + lane / 4;
-    place[i] = box + kShape.channel_place(lane % 4) +
-               (pixel[i][0] * kShape.stride[0] * kShape.box(1) + pixel[i][1] * kShape.stride[1]) * kShape.row_pitch() +
-               pixel[i][2] * kShape.stride[2];
-    lead[i] = box_place.lead(p, lane % 4, pixel[i][0] * kShape.stride[0], pixel[i][1] * kShape.stride[1]);
-  }
+  // A warp takes some rows of sixteen pixels, one below the other, so that what is read for one row's tap is there for
+  // another's, and some of the taps along depth and width; with all along the height.
+  constexpr int kRows = kShape.strip;
+  constexpr int kTapWarps = kShape.tap_warps();
+  constexpr int kAlong = kShape.tile[2] / 16;
+  constexpr int kBelow = kShape.tile[1] / kRows;
+  const int strip = warp / kTapWarps;
+  const int first[3] = {strip / kAlong / kBelow, strip / kAlong % kBelow * kRows, strip % kAlong * 16 + lane / 4};
+  const float* const place =
+      box + kShape.channel_place(lane % 4) +
+      (first[0] * kShape.stride[0] * kShape.box(1) + first[1] * kShape.stride[1]) * kShape.row_pitch() +
+      first[2] * kShape.stride[2];
+  const int lead = box_place.lead(p, lane % 4, first[0] * kShape.stride[0], first[1] * kShape.stride[1]);
+  float sum[kRows][4] = {};
 #pragma unroll
   for (int octet = 0; octet < kShape.out_channels / 8; ++octet) {
 #pragma unroll 1
-    for (int row = 0; row < kShape.kernel[0] * kShape.kernel[1]; ++row) {
-      const int shift = octet * 8 * kShape.channel_pitch() + kShape.tap_place(row * kShape.kernel[2]);
-      const int leads = row / kShape.kernel[1] * kShape.dilation[0] * BoxPlace::low(p.output_strides[2]) +
-                        row % kShape.kernel[1] * kShape.dilation[1] * BoxPlace::low(p.output_strides[3]);
-      const float* const factors = weights + ((octet * kShape.taps() + row * kShape.kernel[2]) * 32 + lane) * 2;
+    for (int tap = warp % kTapWarps; tap < kShape.kernel[0] * kShape.kernel[2]; tap += kTapWarps) {
+      const int d = tap / kShape.kernel[2];
+      const int w = tap % kShape.kernel[2];
+      const float* const factors =
+          weights + ((octet * kShape.taps() + d * kShape.kernel[1] * kShape.kernel[2] + w) * 32 + lane) * 2;
+      unsigned b[kShape.kernel[1]][2];
 #pragma unroll
-      for (int w = 0; w < kShape.kernel[2]; ++w) {
-        const unsigned b[2] = {__float_as_uint(factors[w * 64]), __float_as_uint(factors[w * 64 + 1])};
+      for (int h = 0; h < kShape.kernel[1]; ++h) {
+        b[h][0] = __float_as_uint(factors[h * kShape.kernel[2] * 64]);
+        b[h][1] = __float_as_uint(factors[h * kShape.kernel[2] * 64 + 1]);
+      }
+      // Rows of the box that are four apart have the same lead.
+      const float* line[4];
 #pragma unroll
-        for (int i = 0; i < kProducts; ++i) {
-          const float* const at = place[i] + shift + lead_words(lead[i] + leads) + w * kShape.dilation[2];
-          const unsigned a[4] = {box_word(at), box_word(at + 8 * kShape.stride[2]),
-                                 box_word(at + 4 * kShape.channel_pitch()),
-                                 box_word(at + 4 * kShape.channel_pitch() + 8 * kShape.stride[2])};
-          ptx::multiply_tf32(sum[i], a, b[0], b[1]);
+      for (int i = 0; i < 4; ++i) {
+        line[i] = place + octet * 8 * kShape.channel_pitch() +
+                  kShape.tap_place(d * kShape.kernel[1] * kShape.kernel[2]) + w * kShape.dilation[2] +
+                  lead_words(lead + d * kShape.dilation[0] * BoxPlace::low(p.output_strides[2]) +
+                             i * BoxPlace::low(p.output_strides[3]));
+      }
+#pragma unroll
+      for (int row = 0; row < kShape.strip_reach(); ++row) {
+        if (!kShape.strip_reads(row)) continue;
+        const float* const at = line[row % 4] + row * kShape.row_pitch();
+        const unsigned a[4] = {box_word(at), box_word(at + 8 * kShape.stride[2]),
+                               box_word(at + 4 * kShape.channel_pitch()),
+                               box_word(at + 4 * kShape.channel_pitch() + 8 * kShape.stride[2])};
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+          for (int h = 0; h < kShape.kernel[1]; ++h) {
+            if (i * kShape.stride[1] + h * kShape.dilation[1] == row) ptx::multiply_tf32(sum[i], a, b[h][0], b[h][1]);
+          }
         }
       }
+    }
+  }
+
+  // The sums of the other taps pass through shared memory, and are added in order.
+  if constexpr (kTapWarps > 1) {
+    constexpr int kStripSums = kRows * 4 * 32;
+    float* const others = box + (warp / kTapWarps * (kTapWarps - 1)) * kStripSums + lane;
+    __syncthreads();
+    if (warp % kTapWarps > 0) {
+#pragma unroll
+      for (int i = 0; i < kRows * 4; ++i) others[(warp % kTapWarps - 1) * kStripSums + i * 32] = sum[i / 4][i % 4];
+    }
+    __syncthreads();
+    if (warp % kTapWarps > 0) return;
+#pragma unroll
+    for (int other = 0; other < kTapWarps - 1; ++other) {
+#pragma unroll
+      for (int i = 0; i < kRows * 4; ++i) sum[i / 4][i % 4] += others[other * kStripSums + i * 32];
     }
   }
 
@@ -77,14 +115,14 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
   Storage* const target = static_cast<Storage*>(p.input) + tile.sample * p.input_strides[0] +
                           static_cast<i64>(group * kGroupChannels + lane % 4 * 2) * p.input_strides[1];
 #pragma unroll
-  for (int i = 0; i < kProducts; ++i) {
-    const int d = tile.first[0] + pixel[i][0];
-    const int h = tile.first[1] + pixel[i][1];
+  for (int i = 0; i < kRows; ++i) {
+    const int d = tile.first[0] + first[0];
+    const int h = tile.first[1] + first[1] + i;
     if (d >= p.input_size[0] || h >= p.input_size[1]) continue;
     Storage* const line = target + d * p.input_strides[2] + h * p.input_strides[3];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int w = tile.first[2] + pixel[i][2] + half * 8;
+      const int w = tile.first[2] + first[2] + half * 8;
       if (w >= p.input_size[2]) continue;
       line[w] = Element::store(sum[i][half * 2]);
       line[w + p.input_strides[1]] = Element::store(sum[i][half * 2 + 1]);

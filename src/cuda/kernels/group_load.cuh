@@ -66,25 +66,54 @@ __device__ __forceinline__ unsigned box_word(const float* word) {
   return kShape.copies ? ptx::round_to_tf32(*word) : __float_as_uint(*word);
 }
 
-// Starts the copies of the box, zeros outside, and in front of the first element of a row whatever is there.
+// Starts the copies of the box, zeros outside, and in front of the first element of a row whatever is there. A warp
+// takes channels: with all lanes pieces of a row, for which there is little to compute, and what is left of all rows
+// together.
 __device__ __forceinline__ void copy_box(const GroupParams& p, const BoxPlace& place, const float* box) {
   constexpr int kRowCopies = kShape.row_pitch() / 4;
-  constexpr int kCopies = kShape.out_channels * kShape.box_rows() * kRowCopies;
-  const unsigned target = ptx::shared_address(box);
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kCopies; i += kGroupThreads) {
-    const int row = i / kRowCopies;
-    const int channel = row / kShape.box_rows();
-    const int d = row / kShape.box(1) % kShape.box(0);
-    const int h = row % kShape.box(1);
-    const int column = i % kRowCopies * 4 - lead_words(place.lead(p, channel, d, h));
-    const bool exists = is_inside(place.begin[0] + d, p.output_size[0]) &&
-                        is_inside(place.begin[1] + h, p.output_size[1]) && column + 4 > -place.begin[2];
-    const int wanted = exists ? max(0, min(4, p.output_size[2] - place.begin[2] - column)) : 0;
-    const Storage* const source =
-        place.first + channel * p.output_strides[1] + d * p.output_strides[2] + h * p.output_strides[3] + column;
-    const int at = kShape.channel_place(channel) + row % kShape.box_rows() * kShape.row_pitch() + i % kRowCopies * 4;
-    ptx::copy_16_async(target + at * 4, source, wanted * 4);
+  constexpr int kWhole = kRowCopies / 32 * 32;
+  constexpr int kRest = kRowCopies - kWhole;
+  constexpr int kUnrolledRows = kShape.box(1) <= 8 ? kShape.box(1) : 4;
+  const int lane = threadIdx.x % 32;
+  const int first_column = -place.begin[2];
+  const int end_column = p.output_size[2] - place.begin[2];
+  // One copy of a row, to its place in shared memory.
+  const auto copy = [&](unsigned row, const Storage* line, bool exists, int piece) {
+    const int column = piece * 4 - lead_words(static_cast<int>(reinterpret_cast<unsigned long long>(line) / 4));
+    const int wanted = exists && column + 4 > first_column ? max(0, min(4, end_column - column)) : 0;
+    ptx::copy_16_async(row + piece * 16, line + column, wanted * 4);
+  };
+#pragma unroll 1
+  for (int channel = threadIdx.x / 32; channel < kShape.out_channels; channel += kWarps) {
+    const unsigned target = ptx::shared_address(box + kShape.channel_place(channel));
+    const Storage* const source = place.first + channel * p.output_strides[1];
+    if constexpr (kWhole > 0) {
+      const Storage* plane = source;
+      unsigned row = target;
+#pragma unroll 1
+      for (int d = 0; d < kShape.box(0); ++d, plane += p.output_strides[2]) {
+        const bool plane_exists = is_inside(place.begin[0] + d, p.output_size[0]);
+        const Storage* line = plane;
+#pragma unroll kUnrolledRows
+        for (int h = 0; h < kShape.box(1); ++h, line += p.output_strides[3], row += kShape.row_pitch() * 4) {
+          const bool exists = plane_exists && is_inside(place.begin[1] + h, p.output_size[1]);
+#pragma unroll
+          for (int piece = 0; piece < kWhole; piece += 32) copy(row, line, exists, piece + lane);
+        }
+      }
+    }
+    if constexpr (kRest > 0) {
+#pragma unroll 2
+      for (int i = lane; i < kShape.box_rows() * kRest; i += 32) {
+        const int row = i / kRest;
+        const int d = row / kShape.box(1);
+        const int h = row % kShape.box(1);
+        const bool exists =
+            is_inside(place.begin[0] + d, p.output_size[0]) && is_inside(place.begin[1] + h, p.output_size[1]);
+        copy(target + row * kShape.row_pitch() * 4, source + d * p.output_strides[2] + h * p.output_strides[3], exists,
+             kWhole + i % kRest);
+      }
+    }
   }
   ptx::commit_copies();
 }

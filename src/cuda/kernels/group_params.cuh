@@ -17,6 +17,7 @@ struct GroupShape {
   // Rows of four-byte elements come by copies of 16 bytes, from the multiple of 16 bytes at or before their first
   // element: how many elements that is, their lead, differs from row to row.
   bool copies;
+  int strip;  // grad_input: rows of sixteen pixels of a warp, one below the other
 
   constexpr int taps() const { return kernel[0] * kernel[1] * kernel[2]; }
   constexpr int pixels() const { return tile[0] * tile[1] * tile[2]; }
@@ -47,8 +48,18 @@ struct GroupShape {
   constexpr int rows() const { return taps() * out_channels; }
   constexpr int warp_products() const { return ((rows() + 15) / 16 + kGroupThreads / 32 - 1) / (kGroupThreads / 32); }
   constexpr int pixel_pitch() const { return (pixels() + 31) / 32 * 32 + 4; }
-  // grad_input: products of 16 pixels of a row by 8 input channels.
-  constexpr int pixel_products() const { return pixels() / 16 / (kGroupThreads / 32); }  // of a warp
+  // grad_input: products of 16 pixels of a row by 8 input channels. Warps of the same strip share its taps.
+  constexpr int strips() const { return pixels() / 16 / strip; }
+  constexpr int tap_warps() const { return kGroupThreads / 32 / strips(); }
+  // Rows of the box that a strip reads for the taps along the height, and which of them it does.
+  constexpr int strip_reach() const { return (strip - 1) * stride[1] + (kernel[1] - 1) * dilation[1] + 1; }
+  constexpr bool strip_reads(int row) const {
+    for (int h = 0; h < kernel[1]; ++h) {
+      const int rest = row - h * dilation[1];
+      if (rest >= 0 && rest % stride[1] == 0 && rest / stride[1] < strip) return true;
+    }
+    return false;
+  }
   constexpr int weight_words() const { return taps() * out_channels * kGroupChannels; }
 
   constexpr int shared_bytes() const {

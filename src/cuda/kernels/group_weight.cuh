@@ -4,20 +4,21 @@
 // group_load.cuh says what the config states.
 #include "group_load.cuh"
 
-// The pixels of the input, [channel][pixel], zeros outside.
+// The pixels of the input, [channel][pixel], zeros outside: a channel by each warp.
 __device__ __forceinline__ void load_pixels(const GroupParams& p, const GroupTile& tile, int group, float* pixels) {
+  static_assert(kWarps == kGroupChannels && kShape.pixels() % 32 == 0);
+  const int channel = threadIdx.x / 32;
   const Storage* const source = static_cast<const Storage*>(p.input) + tile.sample * p.input_strides[0] +
-                                static_cast<i64>(group) * kGroupChannels * p.input_strides[1];
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kGroupChannels * kShape.pixels(); i += kGroupThreads) {
-    const int channel = i / kShape.pixels();
-    const int at = i % kShape.pixels();
+                                static_cast<i64>(group * kGroupChannels + channel) * p.input_strides[1];
+#pragma unroll 8
+  for (int first = 0; first < kShape.pixels(); first += 32) {
+    const int at = first + threadIdx.x % 32;
     const int d = tile.first[0] + at / kShape.tile[2] / kShape.tile[1];
     const int h = tile.first[1] + at / kShape.tile[2] % kShape.tile[1];
     const int w = tile.first[2] + at % kShape.tile[2];
     const bool exists = d < p.input_size[0] && h < p.input_size[1] && w < p.input_size[2];
     Storage value = 0;
-    if (exists) value = source[channel * p.input_strides[1] + d * p.input_strides[2] + h * p.input_strides[3] + w];
+    if (exists) value = source[d * p.input_strides[2] + h * p.input_strides[3] + w];
     pixels[channel * kShape.pixel_pitch() + at] = operand(value);
   }
 }
@@ -35,20 +36,21 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
 
   constexpr int kProducts = kShape.warp_products();
   float sum[kProducts][4] = {};
-  int place[kProducts][2];  // of the lane's two rows, eight apart
-  int lead[kProducts][2];   // what taps and channels add to it
+  // Of the lane's two rows, eight apart, and in the last two bits what taps and channels add to their leads.
+  unsigned place[kProducts][2];
 #pragma unroll
   for (int i = 0; i < kProducts; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = min((warp + i * kWarps) * 16 + half * 8 + lane / 4, kShape.rows() - 1);
       const int tap = row / kShape.out_channels;
-      place[i][half] =
-          kShape.channel_place(row % kShape.out_channels) + kShape.tap_place(tap) + lane % 4 * kShape.stride[2];
-      lead[i][half] =
+      const int lead =
           row % kShape.out_channels * BoxPlace::low(p.output_strides[1]) +
           tap / kShape.kernel[2] / kShape.kernel[1] * kShape.dilation[0] * BoxPlace::low(p.output_strides[2]) +
           tap / kShape.kernel[2] % kShape.kernel[1] * kShape.dilation[1] * BoxPlace::low(p.output_strides[3]);
+      place[i][half] =
+          (kShape.channel_place(row % kShape.out_channels) + kShape.tap_place(tap) + lane % 4 * kShape.stride[2]) * 4 +
+          lead_words(lead);
     }
   }
   const float* const columns = pixels + lane / 4 * kShape.pixel_pitch() + lane % 4;
@@ -73,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
       const int shift =
           (row / kShape.tile[1] * kShape.stride[0] * kShape.box(1) + row % kShape.tile[1] * kShape.stride[1]) *
           kShape.row_pitch();
-      const int leads =
+      const int lead =
           box_place.lead(p, 0, row / kShape.tile[1] * kShape.stride[0], row % kShape.tile[1] * kShape.stride[1]);
 #pragma unroll 2
       for (int w = 0; w < kShape.tile[2]; w += 8) {
@@ -81,8 +83,10 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
         const unsigned b[2] = {__float_as_uint(column[0]), __float_as_uint(column[4])};
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) {
-          const float* const upper = box + place[i][0] + shift + lead_words(lead[i][0] + leads) + w * kShape.stride[2];
-          const float* const lower = box + place[i][1] + shift + lead_words(lead[i][1] + leads) + w * kShape.stride[2];
+          const float* const upper =
+              box + place[i][0] / 4 + shift + lead_words(place[i][0] + lead) + w * kShape.stride[2];
+          const float* const lower =
+              box + place[i][1] / 4 + shift + lead_words(place[i][1] + lead) + w * kShape.stride[2];
           const unsigned a[4] = {box_word(upper), box_word(lower), box_word(upper + 4 * kShape.stride[2]),
                                  box_word(lower + 4 * kShape.stride[2])};
           ptx::multiply_tf32(sum[i], a, b[0], b[1]);

@@ -15,8 +15,8 @@ constexpr int shares_of(int count, int places, int across) {
   return shares;
 }
 
-// One thread's part of a stage: some rows at one of its places (a distance and slots that are loaded together) after the
-// other. What lies in between is constant, in the tensor and in the stage.
+// One thread's part of a stage: some rows at one of its places (a distance and slots that are loaded together) after
+// the other. What lies in between is constant, in the tensor and in the stage.
 struct WeightLoads {
   static constexpr int kVector = kShape.vector();
   static constexpr int kLoad = kShape.weight_vector;
@@ -39,7 +39,7 @@ struct WeightLoads {
   static constexpr int kRowTurns = (kRowRuns + kLanes - 1) / kLanes;
   static constexpr int kAcross = kStreamThreads / kLanes;
   static constexpr int kSlabShares = shares_of(kShape.slabs, kPlaces, kAcross);
-  static constexpr int kRowShares = shares_of(kRowTurns, kPlaces * kSlabShares, kAcross);
+  static constexpr int kRowShares = shares_of(kRowTurns, kPlaces* kSlabShares, kAcross);
   static constexpr int kShares = kSlabShares * kRowShares;
   static constexpr int kPlacesAtOnce = kAcross / kShares;  // that all threads take together
   static constexpr int kSlabTurns = kShape.slabs / kSlabShares;
@@ -47,7 +47,7 @@ struct WeightLoads {
   static constexpr int kMostWords = kShape.weight_registers() >= 88 ? 32 : 16;  // of a thread, on their way
   static constexpr int kAtOnce = kMostWords / (kLoads * kWords) > 0 ? kMostWords / (kLoads * kWords) : 1;  // units
 
-  int row;         // the first one, a channel of the block
+  int row;  // the first one, a channel of the block
   int first_slab;
   int first_place;
   unsigned words[kAtOnce][kLoads][kWords];
@@ -77,8 +77,7 @@ struct WeightLoads {
     const int steps = slab_of(unit) * kVector * kShape.weight_steps[0] + row_of(unit) * kShape.weight_steps[1];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const bool wanted =
-          has_rows && (kWholeChunks || (first_slab + slab_of(unit)) * kVector + i < channels_left);
+      const bool wanted = has_rows && (kWholeChunks || (first_slab + slab_of(unit)) * kVector + i < channels_left);
       ptx::load_if<kLoadBytes>(wanted, from + (steps + i * kShape.weight_steps[0]) * kShape.element_bytes,
                                words[at][i]);
     }
