@@ -28,13 +28,13 @@ The layer: n8 c64->64 i512x512 k3x7, float32
 Output [8, 64, 514, 518]; phases along each axis: height 1, width 1.
 For these sizes, and any batch, it is computed as follows; other sizes and types by general kernels.
     forward: tile (1 phases x 64 channels by 1x1x8x64 cells, depth 8x12 of 64x21, streams to warpgroups 1x2x1 of
-        64x256, 4680 blocks (1 per multiprocessor), 189 KiB shared, weights packed) [Hopper, TF32]
+        64x256, 4680 blocks (1 per multiprocessor), 221 KiB shared, weights packed) [Hopper, TF32]
     forward: tile (1 phases x 64 channels by 1x1x12x16 cells, depth 8x6 of 64x21, streams to warpgroups 1x3x1 of
         64x64, 11352 blocks (1 per multiprocessor), 165 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x8x16 cells, depth 8x21 of 64x21, warps 1x8x1 of 16x16, 68640 blocks
         (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
     grad_input: tile (64 channels by 1x1x8x64 cells, depth 8x12 of 64x21 in 1x1 planes, streams to warpgroups 1x2x1
-        of 64x256, 4096 blocks (1 per multiprocessor), 185 KiB shared, weights packed) [Hopper, TF32]
+        of 64x256, 4096 blocks (1 per multiprocessor), 217 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (64 channels by 1x1x3x64 cells, depth 8x6 of 64x21 in 1x1 planes, streams to warpgroups 1x3x1
         of 64x64, 10944 blocks (1 per multiprocessor), 165 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x4x32 cells, depth 8x21 of 64x21 in 1x1 planes, warps 1x8x1 of 16x16, 65536
@@ -636,14 +636,14 @@ PIECES["begin"] = r"""
 """
 PIECES["forward_hopper_tf32"] = r"""
 // forward, tile: 1 phases x 64 channels by 1x1x8x64 cells, depth 8x12 of 64x21, streams to warpgroups 1x2x1 of
-// 64x256, 4680 blocks (1 per multiprocessor), 189 KiB shared, weights packed
+// 64x256, 4680 blocks (1 per multiprocessor), 221 KiB shared, weights packed
 namespace forward_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, 7, 1, false, 2147483647, 0, 2, 1, 32, 1, 2, 1, 1,
-    2, 12, 0, true, 1, true, false, true, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, 7, 1, true, 132, 0, 2, 64, 0, false, false, 1, 32,
+    1, 2, 1, 1, 2, 12, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 300, 12, 584, 296, 8,
     580, 292, 4, 576, 288, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -654,8 +654,9 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kWeightsInPlace 0
 #define kUnevenPlanes 0
-#define kStoresVectors 0
+#define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -672,8 +673,9 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kWeightsInPlace
 #undef kUnevenPlanes
-#undef kStoresVectors
+#undef kStores
 }  // namespace forward_2_kernel
 
 namespace forward_1_kernel {
@@ -681,8 +683,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, 7, 1, false, 2147483647, 0, 2, 1, 32, 1, 2, 1, 1,
-    2, 12, 0, true, 1, true, false, true, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 2, 4, 4, 1, 7, 1, true, 132, 0, 2, 64, 0, false, false, 1, 32,
+    1, 2, 1, 1, 2, 12, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {600, 312, 24, 596, 308, 20, 592, 304, 16, 588, 300, 12, 584, 296, 8,
     580, 292, 4, 576, 288, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -693,8 +695,9 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kWeightsInPlace 0
 #define kUnevenPlanes 0
-#define kStoresVectors 0
+#define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -711,8 +714,9 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kWeightsInPlace
 #undef kUnevenPlanes
-#undef kStoresVectors
+#undef kStores
 }  // namespace forward_1_kernel
 
 int forward(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -726,6 +730,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {16777216, 262144, 262144, 512, 1},  // input_strides
         {1344, 21, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {17040128, 266252, 266252, 518, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -752,6 +757,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {16777216, 262144, 262144, 512, 1},  // input_strides
         {1344, 21, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {17040128, 266252, 266252, 518, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -765,7 +771,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 585;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 384, 193664,
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 384, 226688,
                              true, stream, params);
     if (error != 0) return error;
   }
@@ -776,14 +782,14 @@ long long forward_workspace(const Layer&) { return 344064; }
 """
 PIECES["grad_input_hopper_tf32"] = r"""
 // grad_input, tile: 64 channels by 1x1x8x64 cells, depth 8x12 of 64x21 in 1x1 planes, streams to warpgroups 1x2x1 of
-// 64x256, 4096 blocks (1 per multiprocessor), 185 KiB shared, weights packed
+// 64x256, 4096 blocks (1 per multiprocessor), 217 KiB shared, weights packed
 namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 7, 1, false, 2147483647, 0, 4, 1, 32, 1, 2, 1, 1, 2,
-    12, 0, true, 1, true, false, true, false, false, false};
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 7, 1, true, 132, 0, 4, 64, 0, false, false, 1, 32, 1,
+    2, 1, 1, 2, 12, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576,
     20, 300, 580, 24, 304, 584, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -794,8 +800,9 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kWeightsInPlace 0
 #define kUnevenPlanes 0
-#define kStoresVectors 0
+#define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -812,8 +819,9 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kWeightsInPlace
 #undef kUnevenPlanes
-#undef kStoresVectors
+#undef kStores
 }  // namespace grad_input_2_kernel
 
 namespace grad_input_1_kernel {
@@ -821,8 +829,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 7, 1, false, 2147483647, 0, 4, 1, 32, 1, 2, 1, 1, 2,
-    12, 0, true, 1, true, false, true, false, false, false};
+    1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 7, 1, true, 132, 0, 4, 64, 0, false, false, 1, 32, 1,
+    2, 1, 1, 2, 12, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576,
     20, 300, 580, 24, 304, 584, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -833,8 +841,9 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kWeightsInPlace 0
 #define kUnevenPlanes 0
-#define kStoresVectors 0
+#define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -851,8 +860,9 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kWeightsInPlace
 #undef kUnevenPlanes
-#undef kStoresVectors
+#undef kStores
 }  // namespace grad_input_1_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -866,6 +876,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {17040128, 266252, 266252, 518, 1},  // input_strides
         {21, 1344, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {16777216, 262144, 262144, 512, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -892,6 +903,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {17040128, 266252, 266252, 518, 1},  // input_strides
         {21, 1344, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {16777216, 262144, 262144, 512, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -905,7 +917,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 512;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 384, 189568,
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 384, 222592,
                              true, stream, params);
     if (error != 0) return error;
   }
@@ -1031,8 +1043,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 2, 4, 4, 1, 7, 1, true, 132, 0, 2, 1, 8, 1, 3, 1, 1, 2, 6, 0,
-    true, 1, true, false, true, false, false, false};
+    {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 2, 4, 4, 1, 7, 1, true, 132, 0, 2, 16, 0, false, false, 1, 8,
+    1, 3, 1, 1, 2, 6, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {216, 120, 24, 212, 116, 20, 208, 112, 16, 204, 108, 12, 200, 104, 8,
     196, 100, 4, 192, 96, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1043,8 +1055,9 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kWeightsInPlace 0
 #define kUnevenPlanes 0
-#define kStoresVectors 0
+#define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -1061,8 +1074,9 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kWeightsInPlace
 #undef kUnevenPlanes
-#undef kStoresVectors
+#undef kStores
 }  // namespace forward_2_kernel
 
 namespace forward_1_kernel {
@@ -1070,8 +1084,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 2, 4, 4, 1, 7, 1, true, 132, 0, 2, 1, 8, 1, 3, 1, 1, 2, 6, 0,
-    true, 1, true, false, true, false, false, false};
+    {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 2, 4, 4, 1, 7, 1, true, 132, 0, 2, 16, 0, false, false, 1, 8,
+    1, 3, 1, 1, 2, 6, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {216, 120, 24, 212, 116, 20, 208, 112, 16, 204, 108, 12, 200, 104, 8,
     196, 100, 4, 192, 96, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1082,8 +1096,9 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kWeightsInPlace 0
 #define kUnevenPlanes 0
-#define kStoresVectors 0
+#define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -1100,8 +1115,9 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kWeightsInPlace
 #undef kUnevenPlanes
-#undef kStoresVectors
+#undef kStores
 }  // namespace forward_1_kernel
 
 int forward(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -1115,6 +1131,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {16777216, 262144, 262144, 512, 1},  // input_strides
         {1344, 21, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {17040128, 266252, 266252, 518, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1141,6 +1158,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {16777216, 262144, 262144, 512, 1},  // input_strides
         {1344, 21, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {17040128, 266252, 266252, 518, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1171,8 +1189,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 7, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1, 2, 6, 0,
-    true, 1, true, false, true, false, false, false};
+    1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 7, 1, true, 132, 0, 4, 64, 0, false, false, 1, 8, 1,
+    3, 1, 1, 2, 6, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576,
     20, 300, 580, 24, 304, 584, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1183,8 +1201,9 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kWeightsInPlace 0
 #define kUnevenPlanes 0
-#define kStoresVectors 0
+#define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -1201,8 +1220,9 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kWeightsInPlace
 #undef kUnevenPlanes
-#undef kStoresVectors
+#undef kStores
 }  // namespace grad_input_2_kernel
 
 namespace grad_input_1_kernel {
@@ -1210,8 +1230,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 7, 1, true, 132, 0, 4, 1, 8, 1, 3, 1, 1, 2, 6, 0,
-    true, 1, true, false, true, false, false, false};
+    1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 2, 0, 4, 4, 1, 7, 1, true, 132, 0, 4, 64, 0, false, false, 1, 8, 1,
+    3, 1, 1, 2, 6, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 280, 560, 4, 284, 564, 8, 288, 568, 12, 292, 572, 16, 296, 576,
     20, 300, 580, 24, 304, 584, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1222,8 +1242,9 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
     1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
+#define kWeightsInPlace 0
 #define kUnevenPlanes 0
-#define kStoresVectors 0
+#define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, "
     "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
@@ -1240,8 +1261,9 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
+#undef kWeightsInPlace
 #undef kUnevenPlanes
-#undef kStoresVectors
+#undef kStores
 }  // namespace grad_input_1_kernel
 
 int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
@@ -1255,6 +1277,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {17040128, 266252, 266252, 518, 1},  // input_strides
         {21, 1344, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {16777216, 262144, 262144, 512, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1281,6 +1304,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {17040128, 266252, 266252, 518, 1},  // input_strides
         {21, 1344, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {16777216, 262144, 262144, 512, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1420,8 +1444,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1,
-    2, 21, 3, true, 2, true, false, false, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 0, 0, false,
+    false, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1441,8 +1465,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1,
-    2, 21, 3, true, 2, true, false, false, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 0, 0, false,
+    false, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1468,6 +1492,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {16777216, 262144, 262144, 512, 1},  // input_strides
         {1344, 21, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {17040128, 266252, 266252, 518, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1494,6 +1519,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {16777216, 262144, 262144, 512, 1},  // input_strides
         {1344, 21, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {17040128, 266252, 266252, 518, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1524,8 +1550,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2,
-    21, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 0, 0, false, false,
+    1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1545,8 +1571,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2,
-    21, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 0, 0, false, false,
+    1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1572,6 +1598,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {17040128, 266252, 266252, 518, 1},  // input_strides
         {21, 1344, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {16777216, 262144, 262144, 512, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1598,6 +1625,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {17040128, 266252, 266252, 518, 1},  // input_strides
         {21, 1344, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {16777216, 262144, 262144, 512, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1722,8 +1750,8 @@ namespace forward_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1,
-    2, 21, 3, true, 2, true, false, false, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 0, 0, false,
+    false, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1743,8 +1771,8 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1},
-    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1,
-    2, 21, 3, true, 2, true, false, false, false, false, false};
+    {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 0, 0, false,
+    false, 1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {50, 49, 48, 47, 46, 45, 44, 28, 27, 26, 25, 24, 23, 22, 6, 5, 4, 3,
     2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1770,6 +1798,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {16777216, 262144, 262144, 512, 1},  // input_strides
         {1344, 21, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {17040128, 266252, 266252, 518, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1796,6 +1825,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {16777216, 262144, 262144, 512, 1},  // input_strides
         {1344, 21, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {17040128, 266252, 266252, 518, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1826,8 +1856,8 @@ namespace grad_input_2_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2,
-    21, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 0, 0, false, false,
+    1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1847,8 +1877,8 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 64, {1, 3, 7}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 7}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 1, 2, 1, 8, 1, 1, 2,
-    21, 3, true, 2, true, false, false, false, false, false};
+    1, 1}, {1, 1, 4, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 7, -1, false, 2147483647, 0, 1, 0, 0, false, false,
+    1, 2, 1, 8, 1, 1, 2, 21, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 5, 6, 38, 39, 40, 41, 42, 43, 44, 76, 77, 78, 79, 80,
     81, 82, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
@@ -1874,6 +1904,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {17040128, 266252, 266252, 518, 1},  // input_strides
         {21, 1344, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {16777216, 262144, 262144, 512, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -1900,6 +1931,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {17040128, 266252, 266252, 518, 1},  // input_strides
         {21, 1344, 21, 7, 1},  // weight_strides
         86016,  // weight_group_stride
+        344064,  // weight_bytes
         {16777216, 262144, 262144, 512, 1},  // output_strides
         static_cast<int>(batch),  // batch
         1,  // groups
@@ -2956,8 +2988,26 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], uns
                : "memory");
 }
 
+// The other way: matrices from registers, each with its rows and columns exchanged; two take the addresses of the first
+// sixteen lanes.
+__device__ __forceinline__ void store_matrices_transposed(unsigned address, const unsigned (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices_transposed(unsigned address, const unsigned (&words)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(words[0]),
+               "r"(words[1])
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_16_async(unsigned shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+// As many bytes of the sixteen, a multiple of 4, and zeros.
+__device__ __forceinline__ void copy_16_async(unsigned shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
 // Bytes (4, 8 or 16, both addresses aligned to them) or zeros.
@@ -3054,6 +3104,17 @@ __device__ __forceinline__ void store_16(unsigned shared, const Cell& cell) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared(unsigned shared, const unsigned (&words)[1]) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(words[0]) : "memory");
+}
+__device__ __forceinline__ void store_shared(unsigned shared, const unsigned (&words)[2]) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(words[0]), "r"(words[1]) : "memory");
+}
+__device__ __forceinline__ void store_shared(unsigned shared, const unsigned (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
 __device__ __forceinline__ void store_shared_half(unsigned address, unsigned bits) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(bits)) : "memory");
 }
@@ -3119,6 +3180,18 @@ __device__ __forceinline__ void copy_bulk(unsigned shared, const void* global, i
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// The other way. What was asked for since the last commit_bulk() is a group; a thread waits until the engine has read
+// all that it has asked for.
+__device__ __forceinline__ void copy_bulk_out(void* global, unsigned shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Asks the copy engine to have bytes (a multiple of 16, as the address) in the L2 cache soon.
+__device__ __forceinline__ void prefetch_bulk(const void* global, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
 // A box of a tensor of five dimensions, announced to a barrier; `at` counts from the fastest one, and may lie outside.
 __device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
   asm volatile(
@@ -3171,6 +3244,11 @@ __device__ __forceinline__ float waited_for(float sum) {
 template <int kThreads>
 __device__ __forceinline__ void sync_first_threads() {
   asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+// A barrier of one warpgroup of a block, of at most fourteen.
+__device__ __forceinline__ void sync_warpgroup(int index) {
+  asm volatile("barrier.sync %0, 128;" ::"r"(2 + index) : "memory");
 }
 
 // The nearest TF32 value: ties to even, as cuDNN does on sm_90, by one instruction where there is one, or away from
@@ -3275,7 +3353,7 @@ __device__ __forceinline__ void store_parts(const ReduceParams& params, const Re
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = team.row(tile) + threadIdx.x % 32 / 4 + 8 * half;
+      const int row = team.row(tile, half);
       if (block.first_row + row < kShape.rows) store_row(team, tile, half, sums + row * kShape.block_sums());
     }
   }
@@ -3310,8 +3388,8 @@ __device__ __forceinline__ void store_staged(const ReduceParams& params, const R
     const float* const source = staged + kShape.sum_of(column, d, h, w);
 #pragma unroll 4
     for (int slot = first_slot; slot < kShape.staged_rows(); slot += kRowsAtOnce) {  // [team][warp of it][row]
-      const int row = block.first_row + (slot / kTeamSlots * kRowTiles + tile) * kShape.tile_rows() +
-                      slot % kTeamSlots / 8 * 16 + half * 8 + slot % 8;
+      const int row = block.first_row + slot / kTeamSlots * kRowTiles * kShape.tile_rows() +
+                      slot % kTeamSlots / 8 * 16 + kShape.row_of(tile, half, slot % 8);
       if (row < kShape.rows) target[row * stride[1]] = to_storage(source[slot * kShape.staged_pitch()], Element());
     }
   }
@@ -3508,7 +3586,7 @@ __device__ __forceinline__ void copy_boxes(const BlockParams& block_params, cons
     const int h = start.begin[2] + tap / kShape.taps[2] % kShape.taps[1] * kShape.tap_step[1];
     const int d = start.begin[1] + tap / kShape.taps[2] / kShape.taps[1] * kShape.tap_step[0];
 #pragma unroll 1
-    for (int column = 0; column < kShape.team_columns; column += kShape.column_box) {
+    for (int column = 0; column < kShape.block_columns(); column += kShape.column_box) {
       const int at[5] = {first_column + column, w, h, d, start.begin[0]};
       ptx::copy_tensor(target, &block_params.columns, at, loaded);
       target += kShape.column_box_bytes();
@@ -3537,16 +3615,21 @@ using BlockParams = ReduceParams;
 __device__ __forceinline__ const ReduceParams& reduce_params(const BlockParams& params) { return params; }
 #endif
 
-// The products of a stage are under way while the next one's are started.
+// A stage that single warps have read is free; a warpgroup's products of a stage are under way while the next one's are
+// started.
 __device__ __forceinline__ void multiply_stages(const Stages& stages, Ring ring, TeamTile& team) {
   unsigned former = 0;
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
     ptx::wait_barrier(ring.loaded(), ring.lap);
     team.multiply_stage(ring.stage(), 0, kShape.products());
-    team.end_former_stage();
-    if (index > stages.begin) ptx::arrive(former);
-    former = ring.done();
+    if constexpr (kShape.warpgroup) {
+      team.end_former_stage();
+      if (index > stages.begin) ptx::arrive(former);
+      former = ring.done();
+    } else {
+      ptx::arrive(ring.done());
+    }
     ring.advance();
   }
   team.end_stage();
@@ -3558,11 +3641,11 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const ReduceBlock block(params, blockIdx.x);
   const unsigned shared = ptx::shared_address(shared_memory);
-  const Stages stages(params, block, shared);
   float* const staged = reinterpret_cast<float*>(shared_memory);
   if constexpr (kShape.loader_warps == 0) {
     Loader loader(params, block, reinterpret_cast<UnitPlace*>(shared_memory + kShape.table_cell() * 16));
     __syncthreads();
+    const Stages stages(params, block, shared);
     TeamTile team(column_lead(params, block));
     load_and_multiply(params, block, stages, loader, team);
     store_sums(params, block, team, staged);
@@ -3573,6 +3656,7 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kShape.team_warps()) {
       if constexpr (kShape.team_registers > 0) ptx::give_registers<kShape.loader_registers>();
+      const Stages stages(params, block, shared);
 #if kTensorCopies
       if (warp == kShape.team_warps()) fetch_boxes(block_params, block, stages, ring);
 #else
@@ -3586,6 +3670,8 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
       if constexpr (!kShape.partial) store_result(params, block, staged, [](int, int) {});
     } else {
       if constexpr (kShape.team_registers > 0) ptx::take_registers<kShape.team_registers>();
+      // What lives from before the registers change hands is kept in memory.
+      const Stages stages(params, block, shared);
       TeamTile team(column_lead(params, block));
       multiply_stages(stages, ring, team);
       meet();
@@ -4096,8 +4182,9 @@ struct ReduceShape {
   int column_copy;
   int raw_stages;  // of its copies
   bool packed;     // a kernel before has arranged both tensors as the stages of the blocks: they come whole
-  // Two-byte channels-last tensors: channels of a box that the copy engine brings, pixels as they lie, those of each
-  // tap on their own. Products read them with channels along the rows, so that nothing is arranged. 0: no boxes.
+  // Channels-last tensors: channels of a box that the copy engine brings, pixels as they lie, those of each tap on
+  // their own. Products of two-byte elements read them with channels along the rows, single warps read four-byte ones
+  // as fragments, so that nothing is arranged. 0: no boxes.
   int row_box;
   int column_box;
   int team_registers;  // of a thread, where those that load give up some of theirs; else 0
@@ -4109,6 +4196,7 @@ struct ReduceShape {
   bool columns_first;  // neighbouring columns are neighbours in the weight, rather than neighbouring taps
 
   constexpr bool boxes() const { return row_box > 0; }
+  constexpr bool warps_read_boxes() const { return boxes() && !warpgroup; }
   constexpr int row_box_bytes() const { return pixels() * row_box * element_bytes; }
   constexpr int column_box_bytes() const { return pixels() * column_box * element_bytes; }
 
@@ -4157,8 +4245,8 @@ struct ReduceShape {
   constexpr int row_units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int column_units() const { return tile[0] * extent(0) * extent(1) * extent(2); }
   constexpr int pixels() const { return boxes() ? row_units() : row_units() * vector(); }
-  // Two units at a time, neighbours along the width, or sixteen pixels.
-  constexpr int products() const { return boxes() ? row_units() / 16 : row_units() / 2; }
+  // Two units at a time, neighbours along the width, or as many pixels of a box.
+  constexpr int products() const { return pixels() / (2 * vector()); }
 
   // In cells. Units of the rows' tensor start on different banks; those of the other must touch, for the runs.
   constexpr int row_pitch() const { return block_rows() + (packed ? 0 : 1); }
@@ -4167,7 +4255,7 @@ struct ReduceShape {
     return boxes() ? block_rows() / row_box * row_box_bytes() / 16 : (row_units() * row_pitch() + 7) / 8 * 8;
   }
   constexpr int column_cells() const {
-    return boxes() ? all_taps() * team_columns / column_box * column_box_bytes() / 16
+    return boxes() ? all_taps() * block_columns() / column_box * column_box_bytes() / 16
                    : (column_teams * team_cells() + 7) / 8 * 8;
   }
   // fp32 out of TF32: warpgroups read the big and the small parts of the factors from cells of their own.
@@ -4295,6 +4383,12 @@ struct ReduceShape {
     const int block_run = (d * taps[1] + h) * width_runs() + w / run;
     return (column / team_columns * all_runs() + block_run) * run_columns() + w % run * team_columns +
            column % team_columns;
+  }
+
+  // The row of a warp, among those of its team, that the lanes of one of its eight fragment rows hold in each half of a
+  // tile. Of boxes neighbouring channels are read at once, which are rows of both halves.
+  constexpr int row_of(int tile, int half, int lane_row) const {
+    return tile * tile_rows() + (warps_read_boxes() ? 2 * lane_row + half : 8 * half + lane_row);
   }
 
   // Results pass through shared memory, eight rows of every warp at a time, so that they leave in the weight's order.
@@ -4771,7 +4865,7 @@ struct TeamPlace {
 };
 """
 FILES["reduce_warp.cuh"] = r"""
-// A team of one warp: mma.sync on sm_80 and later, fragments by ldmatrix.
+// A team of one warp: mma.sync on sm_80 and later, fragments by ldmatrix, or of boxes as they lie.
 
 #include "reduce_team.cuh"
 #include "tensor_math.cuh"
@@ -4789,11 +4883,14 @@ struct TeamTile : TeamPlace {
     columns_at = (first_cell + lane / 8 % 2 * kPairCells + lane / 16 * 8 + lane % 8) * 16;
   }
 
-  // The first of the sixteen rows that this warp holds of a tile.
-  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 16; }
+  // The row of the block that this thread holds of a half of a tile.
+  __device__ __forceinline__ int row(int tile, int half) const {
+    return first_row + kShape.row_of(tile, half, threadIdx.x % 32 / 4);
+  }
 
   // Adds the products [begin, end) of a stage.
   __device__ __forceinline__ void multiply_stage(unsigned stage, int begin, int end) {
+    if constexpr (kShape.boxes()) return multiply_boxes(stage);
 #pragma unroll 1
     for (int product = begin; product < end; ++product) {
       const unsigned a_at = stage + rows_at + 2 * product * kShape.row_pitch() * 16;
@@ -4814,6 +4911,75 @@ struct TeamTile : TeamPlace {
         }
       }
     }
+  }
+
+  // Adds the products of a stage of boxes. Along the depth of a product lie eight pixels, in any order that both
+  // factors share: a lane has pixels 2 w and 2 w + 1 of them, where words w and w + 4 belong. So no bank is met twice,
+  // with columns of 16 bytes swapped as the copy engine does. Lanes read what lies side by side in a fragment's
+  // registers: wider vectors would have to be taken apart by as many moves as there are words in all products.
+  __device__ __forceinline__ void multiply_boxes(unsigned stage) {
+    const unsigned row_box = stage + first_row / kBoxChannels * kShape.row_box_bytes();
+    const unsigned column_box =
+        stage + kShape.row_cells() * 16 +
+        (run_team * kTeamRuns * kBlockBoxes + column_team * kRunBoxes) * kShape.column_box_bytes();
+    unsigned rows_from[2][2];  // sixteen channels of a box, either pixel
+    unsigned columns_from[4][2];
+#pragma unroll
+    for (int pixel = 0; pixel < 2; ++pixel) {
+      const unsigned g = threadIdx.x % 32 / 4;
+      const unsigned row = threadIdx.x % 4 * 2 + pixel;
+#pragma unroll
+      for (unsigned i = 0; i < 2; ++i)
+        rows_from[i][pixel] = row_box + row * kBoxRowBytes + ((4 * i + g / 2) ^ row) * 16 + g % 2 * 8;
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i)
+        columns_from[i][pixel] = column_box + row * kBoxRowBytes + ((2 * i + g / 4) ^ row) * 16 + g % 4 * 4;
+    }
+    // While the products of some pixels are computed, the next ones are on their way.
+    unsigned a[2][kRowTiles][2][2];
+    unsigned b[2][kTeamRuns * kColumnTiles][2];
+    const auto load = [&](int product) {
+      const unsigned pixels = product * 8 * kBoxRowBytes;
+#pragma unroll
+      for (int pixel = 0; pixel < 2; ++pixel) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile)
+          ptx::load_shared_64(rows_from[tile % 2][pixel] + pixels + tile / 2 * kShape.row_box_bytes(),
+                              a[product % 2][tile][pixel]);
+#pragma unroll
+        for (int column = 0; column < kTeamRuns * kColumnTiles; ++column) {
+          const int box = column / kColumnTiles * kBlockBoxes + column % kColumnTiles / 4;
+          b[product % 2][column][pixel] =
+              ptx::load_shared_32(columns_from[column % 4][pixel] + pixels + box * kShape.column_box_bytes());
+        }
+      }
+    };
+    load(0);
+#pragma unroll
+    for (int product = 0; product < kShape.products(); ++product) {
+      if (product + 1 < kShape.products()) load(product + 1);
+      unsigned words[kRowTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int word = 0; word < 4; ++word) words[tile][word] = rounded(a[product % 2][tile][word / 2][word % 2]);
+      }
+#pragma unroll
+      for (int column = 0; column < kTeamRuns * kColumnTiles; ++column) {
+        const unsigned b0 = rounded(b[product % 2][column][0]);
+        const unsigned b1 = rounded(b[product % 2][column][1]);
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile)
+          ptx::multiply_tf32(sum[tile][column / kColumnTiles][column % kColumnTiles], words[tile], b0, b1);
+      }
+    }
+  }
+  static constexpr int kBoxChannels = 32;
+  static constexpr int kBoxRowBytes = kBoxChannels * 4;
+  static constexpr int kRunBoxes = kColumnTiles / 4;
+  static constexpr int kBlockBoxes = kShape.block_columns() / kBoxChannels;  // of each tap
+  static __device__ __forceinline__ unsigned rounded(unsigned word) {
+    return ptx::round_to_tf32(__uint_as_float(word));
   }
 
   static __device__ __forceinline__ Operand load_operand(unsigned address) {
@@ -4848,8 +5014,10 @@ struct TeamTile : TeamPlace {
   // serialised.
   __device__ __forceinline__ explicit TeamTile(int lead) : TeamPlace(__shfl_sync(~0u, threadIdx.x / 128, 0), lead) {}
 
-  // The first of the sixteen rows that this thread's warp holds of a tile.
-  __device__ __forceinline__ int row(int tile) const { return first_row + tile * 64 + threadIdx.x / 32 % 4 * 16; }
+  // The row of the block that this thread holds of a half of a tile.
+  __device__ __forceinline__ int row(int tile, int half) const {
+    return first_row + threadIdx.x / 32 % 4 * 16 + kShape.row_of(tile, half, threadIdx.x % 32 / 4);
+  }
 
   // Adds the products of a stage in fp32 out of TF32. The tensor cores cut the bits that they shift out; sums of a few
   // products are therefore added in fp32.
@@ -5109,8 +5277,8 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor) kC
   const unsigned weight_stages = input_stages + kShape.input_stages() * kShape.input_stage_bytes();
 
   const BlockPlace place = block_place(params, blockIdx.x);
-  const BlockRows rows = block_rows(params, place.block_row);
-  const BlockCells cells = block_cells(params, place.cells);
+  const BlockRows rows = block_rows(place.block_row);
+  const BlockCells cells = block_cells(params, rows, place.cells);
 
   Weights weights(params, rows, place.block_row, place.rank, shared_memory);
   InputLoader input(params, rows, cells, place.rank);
@@ -5780,8 +5948,7 @@ __global__ void __launch_bounds__(kPackThreads, 4)
   // The last stage of the last block is copied whole: what follows it must be something, so that nothing uninitialised
   // is read.
   if (kShape.packed_tail_bytes() > 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
-    const int block_rows_count = params.groups * params.channel_blocks * params.residue_blocks[0] *
-                                 params.residue_blocks[1] * params.residue_blocks[2];
+    const int block_rows_count = params.groups * kShape.channel_blocks() * kShape.all_residue_blocks();
     Cell* tail = packed + block_rows_count * (kShape.packed_bytes() / 16);
     for (int i = threadIdx.x; i < kShape.packed_tail_bytes() / 16; i += kPackThreads) tail[i] = Cell{};
   }
@@ -5793,18 +5960,19 @@ __global__ void __launch_bounds__(kPackThreads, 4)
                           : kShape.block_channels >= 8  ? 8
                                                         : 4;
   constexpr int kLines = kShape.all_backs() * kShape.all_slots();
-  const int residue_blocks = params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2];
+  constexpr int kResidueBlocks = kShape.all_residue_blocks();
   constexpr int kGroups = kShape.all_plane_groups();
-  for (int line = threadIdx.x / kAcross; line < residue_blocks * kGroups * kLines; line += kPackThreads / kAcross) {
+  for (int line = threadIdx.x / kAcross; line < kResidueBlocks * kGroups * kLines; line += kPackThreads / kAcross) {
     const int slot = line % kShape.all_slots();
     const int back = line / kShape.all_slots() % kShape.all_backs();
-    const int block_row = (group * residue_blocks + line / (kLines * kGroups)) * params.channel_blocks + channel_block;
+    const int block_row =
+        (group * kResidueBlocks + line / (kLines * kGroups)) * kShape.channel_blocks() + channel_block;
     const int planes = line / kLines % kGroups;
     const int chunk = first_slab / kShape.slabs * kGroups + planes;
     const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
                           slot % kShape.slots[2]};
-    const int tap = kShape.gradient ? gradient_tap_of(plane_group(planes), back)
-                                    : tap_of(block_rows(params, block_row), slots, back);
+    const int tap =
+        kShape.gradient ? gradient_tap_of(plane_group(planes), back) : tap_of(block_rows(block_row), slots, back);
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
     Cell* out = packed + (stage * kShape.weight_parts() * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll
@@ -5846,7 +6014,8 @@ FILES["tile_params.cuh"] = r"""
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
 enum class TileMath : int { tf32, f16, bf16, fp32x3 };
 
-// Threads of a streaming block that only load: three warps the input, one the weights.
+// Threads of a streaming block that only load: three warps the input, one packed weights; weights that are read in
+// place have as many threads of their own.
 constexpr int kStreamThreads = 128;
 
 struct TileShape {
@@ -5904,11 +6073,16 @@ struct TileShape {
   // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
   bool stays;
   int most_blocks;
-  // Outputs that a thread stores at once from its sums: those of neighbouring phases along the width, where they and
-  // the cells of a warp fill whole sectors, or (channels-last) of neighbouring channels. 0: outputs pass through shared
-  // memory.
+  // Neighbouring channels of a channels-last output that a thread stores at once from its sums. 0: outputs pass through
+  // shared memory.
   int store_vector;
   int row_vector;  // outputs of a row that leave shared memory by one store
+  // Streams: outputs pass through shared memory as they will lie in the tensor (tile_stream_store_image.cuh), with
+  // `image_row` of them from one row to the next. 0: they pass as sums, a matrix for each phase.
+  int image_row;
+  int image_lead;    // positions before a row's first output, which are left out
+  bool joins_rows;   // a tile has whole rows, which follow each other in the tensor
+  bool sends_lines;  // the copy engine takes them to the tensor
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -5923,6 +6097,9 @@ struct TileShape {
   bool all_taps;    // every phase of a block has a tap at every distance
   int blocks_per_multiprocessor;
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
+  int weight_vector;
+  int weight_steps[3];
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -5931,6 +6108,10 @@ struct TileShape {
   bool output_channels_last;
   // A gradient's weights whose summed channels are neighbours in the tensor: a cell is one load.
   bool wide_weights;
+
+  // Blocks of one residue of an axis begin with the cell of its first output: other residues' cells may lie one
+  // further.
+  constexpr bool follows_residue(int axis) const { return !gradient && span[axis] == 1 && stride[axis] > 1; }
 
   constexpr int slot_of(int axis, int residue) const {
     return slots[axis] == span[axis] ? residue : static_cast<int>(slot_nibbles[axis] >> (4 * residue) & 15);
@@ -6003,6 +6184,11 @@ struct TileShape {
   constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
   constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis]; }
 
+  // Blocks along the output channels of a group, and along the residues of an axis.
+  constexpr int channel_blocks() const { return (out_channels + block_channels - 1) / block_channels; }
+  constexpr int residue_blocks(int axis) const { return (output_step(axis) + span[axis] - 1) / span[axis]; }
+  constexpr int all_residue_blocks() const { return residue_blocks(0) * residue_blocks(1) * residue_blocks(2); }
+
   // Whether residue `residue` of an axis has a tap at a distance.
   constexpr bool has_tap(int axis, int residue, int back) const {
     const int reach = residue + stride[axis] * back * back_step[axis];
@@ -6074,7 +6260,8 @@ struct TileShape {
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
-  constexpr int threads() const { return multiplying_threads() + (streams ? kStreamThreads : 0); }
+  constexpr int stream_threads() const { return !streams ? 0 : packed ? kStreamThreads : 2 * kStreamThreads; }
+  constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
@@ -6083,9 +6270,13 @@ struct TileShape {
     const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
+  constexpr int weight_registers() const {
+    if (packed) return 0;
+    return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
+  }
   constexpr int multiplying_registers() const {
-    const int left =
-        (registers_at_start() * threads() - loading_registers() * kStreamThreads) / multiplying_threads() / 8 * 8;
+    const int given = (loading_registers() + weight_registers()) * kStreamThreads;
+    const int left = (registers_at_start() * threads() - given) / multiplying_threads() / 8 * 8;
     return left < 240 ? left : 240;
   }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
@@ -6195,7 +6386,7 @@ struct TileShape {
 
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, or (wide) the
   // other way around, and their cells begin on different banks.
-  constexpr bool pads_weights() const { return gradient && !packed; }
+  constexpr bool pads_weights() const { return gradient && !packed && !streams; }
   constexpr int weight_slab_pitch() const {
     const int taps = all_backs() < 8 ? all_backs() : 8;
     return rows() + (!pads_weights() ? 0 : wide_weights ? 8 / slabs : taps % 8);
@@ -6226,16 +6417,38 @@ struct TileShape {
     return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
   constexpr int staged_bytes(int channels) const {
+    if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
+
+  // An image has the order of the columns where each cell is one output, otherwise that of the outputs. Its channels
+  // begin on different banks, for stores by columns as for those by vectors of phases.
+  constexpr bool image_of_columns() const { return span[0] * span[1] * span[2] == 1; }
+  // Neighbours in the image that are neighbours in the tensor: a row, or joined rows, or as much of them as a team has
+  // that stores its own columns.
+  constexpr int image_line() const { return joins_rows ? tile[2] * span[1] * image_row : image_row; }
+  constexpr int image_piece() const {
+    const int line = image_line();
+    return image_of_columns() && line > 8 * column_tiles ? 8 * column_tiles : line;
+  }
+  constexpr int image_outputs() const { return tile[0] * tile[1] * span[0] * tile[2] * span[1] * image_row; }
+  constexpr int image_pitch() const {  // in bytes
+    const int bytes = (image_of_columns() ? columns() : image_outputs()) * element_bytes;
+    return (bytes + 47) / 64 * 64 + 16;
+  }
   constexpr int table_bytes() const { return output_channels_last ? positions() * 8 : 0; }
   constexpr int turn_channels() const {
     int channels = block_channels;
     if (store_vector > 0) return channels;
     int room = pipeline_bytes() > 32 * 1024 ? pipeline_bytes() : 32 * 1024;
     if (stays) room = (blocks_per_multiprocessor == 1 ? 40 : 20) * 1024;
-    while (channels > 4 && channels % 2 == 0 && staged_bytes(channels) + table_bytes() > room) channels /= 2;
+    if (stays && image_row > 0 && element_bytes == 2) room = (blocks_per_multiprocessor == 1 ? 72 : 36) * 1024;
+    // Whole turns of eight channels, whose sums each thread knows when it is compiled.
+    const int least = image_row > 0 ? 8 : 4;
+    while (channels > least && channels % (image_row > 0 ? 16 : 2) == 0 &&
+           staged_bytes(channels) + table_bytes() > room)
+      channels /= 2;
     return channels;
   }
   // Where outputs are staged: in place of the operands, or beside those of the next tile.
@@ -6289,6 +6502,7 @@ struct TileParams {
   long long input_strides[5];
   long long weight_strides[5];  // input channel, output channel, depth, height, width
   long long weight_group_stride;
+  long long weight_bytes;  // of all weights, where they lie without gaps; otherwise 0
   long long output_strides[5];
   int batch;
   int groups;
@@ -6297,8 +6511,9 @@ struct TileParams {
   int pad[3];
   int first_cell[3];  // of output 0
   int tiles[4];       // blocks along samples, depth, height, width
+  // As in TileShape, for those who work out a grid from here.
   int residue_blocks[3];
-  int channel_blocks;  // blocks along the output channels of a group
+  int channel_blocks;
 };
 
 // How the copy engine finds boxes of a tensor; the driver writes it.
@@ -6329,8 +6544,7 @@ struct BlockPlace {
 };
 
 __device__ __forceinline__ int block_rows_count(const TileParams& params) {
-  return params.groups * params.residue_blocks[0] * params.residue_blocks[1] * params.residue_blocks[2] *
-         params.channel_blocks;
+  return params.groups * kShape.all_residue_blocks() * kShape.channel_blocks();
 }
 __device__ __forceinline__ int boxes_count(const TileParams& params) {
   return params.tiles[0] * params.tiles[1] * params.tiles[2] * params.tiles[3];
@@ -6343,20 +6557,26 @@ __device__ __forceinline__ BlockPlace block_place(const TileParams& params, int 
     // Phases differ in work, and the first ones have the most: all their blocks come first, to leave the short ones for
     // the end.
     const int boxes = boxes_count(params);
-    const int outer = index / params.channel_blocks;
-    return {outer / boxes * params.channel_blocks + index % params.channel_blocks, outer % boxes, rank};
+    constexpr int kChannelBlocks = kShape.channel_blocks();
+    const int outer = index / kChannelBlocks;
+    return {outer / boxes * kChannelBlocks + index % kChannelBlocks, outer % boxes, rank};
   } else {
     return {index % block_rows_count(params), index / block_rows_count(params), rank};
   }
 }
 
-__device__ __forceinline__ BlockCells block_cells(const TileParams& params, int index) {
+__device__ __forceinline__ BlockCells block_cells(const TileParams& params, const BlockRows& rows, int index) {
   BlockCells cells;
 #pragma unroll
   for (int dimension = 3; dimension >= 0; --dimension) {
-    const int tile = index % params.tiles[dimension];
+    const int tile = dimension > 0 ? index % params.tiles[dimension] : index;
     index /= params.tiles[dimension];
     cells.first[dimension] = tile * kShape.tile[dimension] + (dimension > 0 ? params.first_cell[dimension - 1] : 0);
+  }
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    if (kShape.follows_residue(axis) && rows.first_residue[axis] < params.pad[axis] % kShape.stride[axis])
+      ++cells.first[1 + axis];
   }
   return cells;
 }
@@ -6369,8 +6589,8 @@ struct TilePlace {
 
   __device__ __forceinline__ TilePlace(const TileParams& params, int tile) {
     const BlockPlace place = block_place(params, tile);
-    rows = block_rows(params, place.block_row);
-    cells = block_cells(params, place.cells);
+    rows = block_rows(place.block_row);
+    cells = block_cells(params, rows, place.cells);
     rank = place.rank;
   }
 };
@@ -6693,7 +6913,8 @@ FILES["tile_stream.cuh"] = r"""
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies) and vectors leave from the sums (kStoresVectors: 0 no, 1 along the width, 2 along the channels).
+// (kTensorCopies), weights are read in place (kWeightsInPlace) and how outputs leave (kStores: 0 through shared memory
+// as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -6701,12 +6922,14 @@ FILES["tile_stream.cuh"] = r"""
 #include "tile_stream_copies.cuh"
 #endif
 #include "tile_stream_team.cuh"
+#if kWeightsInPlace
+#include "tile_stream_weights.cuh"
+#endif
 
 #include "tile_store.cuh"
-#include "tile_stream_store.cuh"
-#if kStoresVectors == 1
-#include "tile_stream_store_width.cuh"
-#elif kStoresVectors == 2
+#if kStores == 1
+#include "tile_stream_store_image.cuh"
+#elif kStores == 2
 #include "tile_stream_store_channels.cuh"
 #endif
 
@@ -6882,13 +7105,26 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
+#if kWeightsInPlace
+  if (loader >= kStreamThreads) {
+    ptx::give_registers<kShape.weight_registers()>();
+    if (loader == kStreamThreads) prefetch_weights(params);
+    RingPlace<kShape.weight_ring> slot;
+    for_each_tile([&](int tile) {
+      const BlockPlace place = block_place(params, tile);
+      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring,
+                          loader - kStreamThreads, slot);
+    });
+    return;
+  }
+#endif
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
     if (loader < kInputThreads) {
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
-    } else if (loader == kInputThreads) {
+    } else if (kShape.packed && loader == kInputThreads) {
       ptx::wait_for_previous_kernel();
       RingPlace<kShape.weight_ring> slot;
       for_each_tile([&](int tile) {
@@ -6905,13 +7141,16 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
     multiply_stream(team, reader);
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
-#if kStoresVectors
+#if kStores == 1
+    OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
+#elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells), team);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
 #endif
   });
+  if (kShape.sends_lines) ptx::wait_for_bulk_reads();  // before the block's shared memory is another's
 }
 """
 FILES["tile_stream_copies.cuh"] = r"""
@@ -7055,7 +7294,7 @@ struct StreamBarriers {
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), 1);
+      ptx::init_barrier(weight_full(slot), kShape.packed ? 1 : kStreamThreads);
       ptx::init_barrier(weight_empty(slot), kReaders);
     }
     ptx::publish_barriers();
@@ -7118,26 +7357,9 @@ __device__ __forceinline__ void stream_weights(const TileParams& params, int blo
   }
 }
 """
-FILES["tile_stream_store.cuh"] = r"""
-// From the accumulators of a streaming block straight to the output, in vectors: no thread waits for another. What is
-// stored together is said by tile_stream_store_width.cuh or tile_stream_store_channels.cuh.
-
-template <typename Store>
-__device__ __forceinline__ void store_directly(const Store& store, const CellTeam& team) {
-#pragma unroll
-  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const CellPlace place = cell_place(team.column(tile) + half * 8);
-      if (place.exists) store.store(team, tile, half, place);
-    }
-  }
-}
-"""
 FILES["tile_stream_store_channels.cuh"] = r"""
-// Vectors of neighbouring channels of a channels-last pixel: four threads fill whole sectors.
-
-#include "tile_stream_store.cuh"
+// From the accumulators of a streaming block straight to the output, no thread waiting for another: vectors of
+// neighbouring channels of a channels-last pixel, of which four threads fill whole sectors.
 
 // Outputs of one cell, a vector at a time.
 struct VectorStore {
@@ -7254,76 +7476,312 @@ struct VectorStore {
     }
   }
 };
+
+__device__ __forceinline__ void store_directly(const VectorStore& store, const CellTeam& team) {
+#pragma unroll
+  for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const CellPlace place = cell_place(team.column(tile) + half * 8);
+      if (place.exists) store.store(team, tile, half, place);
+    }
+  }
+}
 """
-FILES["tile_stream_store_width.cuh"] = r"""
-// Vectors of neighbouring phases along the width; single outputs would leave in pieces of a sector.
+FILES["tile_stream_store_image.cuh"] = r"""
+// Outputs of a streaming block through shared memory, as they will lie in the tensor: rounded, the phases of a row side
+// by side. They leave it in vectors, and rows that follow each other in the tensor as one.
 
-#include "tile_stream_store.cuh"
+// Of the threads that store together, how many take neighbouring places; the others take other channels.
+constexpr int threads_across(int threads, int places) {
+  int across = places < threads ? places : threads;
+  while (threads % across != 0) ++across;
+  return across;
+}
 
-// Outputs of the phases of one cell along the width, a vector at a time.
-struct VectorStore {
-  static constexpr int kVector = kShape.store_vector;
+struct OutputImage {
+  static constexpr int kBytes = kShape.element_bytes;
+  static constexpr int kChannelPitch = kShape.image_pitch();
+  static constexpr int kOctets = (kTurnChannels + 7) / 8;  // of a phase's channels, in a turn
+  static constexpr int kRow = kShape.image_row;
+  static constexpr int kVector = kShape.row_vector;
+  static constexpr int kLine = kShape.image_line();
+  // Where columns are outputs, a team stores its own, and waits for no other.
+  static constexpr bool kAlone = kShape.image_of_columns();
+  static constexpr int kStoring = kAlone ? 128 : kThreads;
+  // Neighbouring threads take neighbouring vectors, of the same channels.
+  static constexpr int kPlaces = (kAlone ? kShape.column_tiles * 8 : kShape.image_outputs()) / kVector;
+  static constexpr int kAcross = threads_across(kStoring, kPlaces);
 
   const TileParams& params;
   const BlockRows& rows;
   const BlockCells& cells;
-  Element* output;  // of the first sample and channel
-  int channels;     // of the block that exist
+  unsigned image;
 
-  __device__ __forceinline__ VectorStore(const TileParams& tile_params, const BlockRows& block_rows,
-                                         const BlockCells& block_cells)
-      : params(tile_params), rows(block_rows), cells(block_cells) {
-    channels = min(kShape.block_channels, kShape.out_channels - rows.first_channel);
-    output = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
-             (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+  __device__ __forceinline__ OutputImage(const TileParams& tile_params, const BlockRows& block_rows,
+                                         const BlockCells& block_cells, unsigned shared)
+      : params(tile_params), rows(block_rows), cells(block_cells), image(shared) {}
+
+  __device__ __forceinline__ void store(const CellTeam& team) const {
+    Element* output =
+        static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+        (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
+    const int thread = threadIdx.x % kStoring;
+    const Site first = site_of(team, thread % kAcross * kVector);
+    if (!kShape.stays)
+      sync_storing();  // what is there has been multiplied
+                       // Unrolled: which sums a turn takes is known then.
+#pragma unroll
+    for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
+      if (kShape.sends_lines) ptx::wait_for_bulk_reads();
+      if (kShape.stays || turn > 0) sync();  // what is there has left
+      if constexpr (kAlone) {
+        stage_columns(team, turn);
+      } else {
+        stage_phases(team, turn);
+      }
+      if (kShape.sends_lines) ptx::fence_for_async_proxy();
+      sync();
+      const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
+      if constexpr (kShape.sends_lines) {
+        send_pieces(team, channels, output);
+      } else {
+        copy_out(first, channels, output);
+#pragma unroll 1
+        for (int place = thread % kAcross + kAcross; place < kPlaces; place += kAcross)
+          copy_out(site_of(team, place * kVector), channels, output);
+      }
+      output += kTurnChannels * params.output_strides[1];
+    }
   }
 
-  // All channels of one cell of a tile; `half` says which of the thread's two.
-  __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place) const {
-    if (cells.first[0] + place.at[0] >= params.batch) return;
-    // Every residue of a span has a slot here.
-    const auto site = [&](int axis, int slot) {
-      return output_site(params, rows, cells, axis, place.at[1 + axis] * kShape.span[axis] + slot);
-    };
-    Element* const sample = output + place.at[0] * params.output_strides[0];
+ private:
+  static __device__ __forceinline__ void sync() {
+    if constexpr (kAlone) {
+      ptx::sync_warpgroup(threadIdx.x / 128);
+    } else {
+      sync_storing();
+    }
+  }
+
+  // Of two neighbouring channels of each eight, those of a thread.
+  struct Bias {
+    float add[kShape.bias ? kOctets : 1][2];
+
+    __device__ __forceinline__ Bias(const OutputImage& owner, int turn) {
+      const int lane_channel = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int sd = 0; sd < kShape.slots[0]; ++sd) {
-      const OutputSite d = site(0, sd);
-      if (!d.inside) continue;
+      for (int i = 0; kShape.bias && i < kOctets * 2; ++i)
+        add[i / 2][i % 2] = bias_of(owner.params, owner.rows, turn * kTurnChannels + i / 2 * 8 + lane_channel + i % 2);
+    }
+    __device__ __forceinline__ float operator()(float sum, int octet, int side) const {
+      if constexpr (kShape.bias) {
+        return sum + add[octet][side];
+      } else {
+        return sum;
+      }
+    }
+  };
+
+  static __device__ __forceinline__ unsigned pair(float low, float high) {
+    return kShape.math == TileMath::f16 ? ptx::pack_f16(low, high) : ptx::pack_bf16(low, high);
+  }
+
+  // One output for each cell. Of two-byte elements eight cells of a channel are stored at once; columns without a cell
+  // have a place, too.
+  __device__ __forceinline__ void stage_columns(const CellTeam& team, int turn) const {
+    const Bias bias(*this, turn);
+    const int lane = ptx::opaque(threadIdx.x % 32);  // or places would be kept in registers from turn to turn
+    const int column = team.first_column + threadIdx.x / 32 % 4 * 16;
+    if constexpr (kBytes == 2) {
+      const unsigned at = image + (lane % 8 + lane / 16 * 8) * kChannelPitch + (column + lane / 8 % 2 * 8) * kBytes;
+      const auto word = [&](int tile, int octet, int half) {
+        const float (&sums)[4] = team.octet(tile, turn * kOctets + octet);
+        return pair(bias(sums[half * 2], octet, 0), bias(sums[half * 2 + 1], octet, 1));
+      };
 #pragma unroll
-      for (int sh = 0; sh < kShape.slots[1]; ++sh) {
-        const OutputSite h = site(1, sh);
-        if (!h.inside) continue;
+      for (int octet = 0; octet < kOctets; octet += 2) {
 #pragma unroll
-        for (int sw = 0; sw < kShape.slots[2]; sw += kVector) {
-          const OutputSite w = site(2, sw);
-          if (!w.inside) continue;
-          store_channels(team, tile, half, (sd * kShape.slots[1] + sh) * kShape.slots[2] + sw,
-                         sample + d.place + h.place + w.place);
+        for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+          const unsigned place = at + octet * 8 * kChannelPitch + tile * 64 * kBytes;
+          if (octet + 1 < kOctets) {
+            const unsigned words[4] = {word(tile, octet, 0), word(tile, octet, 1), word(tile, octet + 1, 0),
+                                       word(tile, octet + 1, 1)};
+            ptx::store_matrices_transposed(place, words);
+          } else {
+            const unsigned words[2] = {word(tile, octet, 0), word(tile, octet, 1)};
+            ptx::store_matrices_transposed(place, words);
+          }
+        }
+      }
+    } else {
+      const unsigned at = image + lane % 4 * 2 * kChannelPitch + (column + lane / 4) * kBytes;
+#pragma unroll
+      for (int octet = 0; octet < kOctets; ++octet) {
+#pragma unroll
+        for (int i = 0; i < CellTeam::kCellTiles * 4; ++i) {
+          const float sum[1] = {bias(team.octet(i / 4, turn * kOctets + octet)[i % 4], octet, i % 2)};
+          stage(at + (octet * 8 + i % 2) * kChannelPitch + (i / 4 * 64 + i / 2 % 2 * 8) * kBytes, sum);
         }
       }
     }
   }
 
- private:
-  __device__ __forceinline__ void store_channels(const CellTeam& team, int tile, int half, int slot,
-                                                 Element* pixel) const {
-    const int lane_channel = threadIdx.x % 4 * 2;
-    const long long stride = params.output_strides[1];
-    pixel += lane_channel * stride;
+  // Several outputs for each cell: neighbouring phases of the width at once, where a row begins with a whole cell.
+  __device__ __forceinline__ void stage_phases(const CellTeam& team, int turn) const {
+    constexpr bool kLeavesOut = kWidths != kRow;
+    constexpr int kMost = kLeavesOut ? 1 : kShape.vector();
+    constexpr int kAtOnce = kShape.span[2] % kMost == 0             ? kMost
+                            : kMost >= 4 && kShape.span[2] % 4 == 0 ? 4
+                            : kMost >= 2 && kShape.span[2] % 2 == 0 ? 2
+                                                                    : 1;
+    const Bias bias(*this, turn);
+    const int lane = ptx::opaque(threadIdx.x % 32);
 #pragma unroll
-    for (int octet = 0; octet < kShape.block_channels / 8; ++octet) {
+    for (int i = 0; i < CellTeam::kCellTiles * 2; ++i) {
+      const CellPlace place = cell_place(team.column(i / 2) + i % 2 * 8);
+      if (!place.exists) continue;
+      const auto& [n, d, h, w] = place.at;
+      const int row = (n * kDepths + d * kShape.span[0]) * kHeights + h * kShape.span[1];
+      const int first = w * kShape.span[2] - kShape.image_lead;
+      const unsigned at = image + (row * kRow + first) * kBytes + lane % 4 * 2 * kChannelPitch;
 #pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const int channel = octet * 8 + lane_channel + side;
-        if (channel >= channels) return;
-        const float bias = bias_of(params, rows, channel);
-        float values[kVector];
+      for (int slot = 0; slot < kShape.all_slots(); slot += kAtOnce) {
+        const int phase = slot % kShape.slots[2];
+        const int height = slot / kShape.slots[2] % kShape.slots[1];
+        const int depth = slot / kShape.slots[2] / kShape.slots[1];
+        if (kLeavesOut && static_cast<unsigned>(first + phase) >= static_cast<unsigned>(kRow)) continue;
 #pragma unroll
-        for (int i = 0; i < kVector; ++i)
-          values[i] = team.octet(tile, (slot + i) * kShape.block_channels / 8 + octet)[half * 2 + side] + bias;
-        store_vector(pixel + (octet * 8 + side) * stride, values);
+        for (int j = 0; j < kOctets * 2; ++j) {
+          float values[kAtOnce];
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            const int octet = (slot + k) * kShape.block_channels / 8 + turn * kOctets + j / 2;
+            values[k] = bias(team.octet(i / 2, octet)[i % 2 * 2 + j % 2], j / 2, j % 2);
+          }
+          stage(at + ((depth * kHeights + height) * kRow + phase) * kBytes + (j / 2 * 8 + j % 2) * kChannelPitch,
+                values);
+        }
       }
+    }
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void stage(unsigned place, const float (&values)[kCount]) {
+    if constexpr (kBytes == 2 && kCount == 1) {
+      ptx::store_shared_half(place, to_storage(values[0], Element()));
+    } else {
+      unsigned words[kCount * kBytes / 4];
+#pragma unroll
+      for (int i = 0; i < kCount * kBytes / 4; ++i) {
+        if constexpr (kBytes == 2) {
+          words[i] = pair(values[2 * i], values[2 * i + 1]);
+        } else {
+          words[i] = __float_as_uint(values[i]);
+        }
+      }
+      ptx::store_shared(place, words);
+    }
+  }
+
+  // Where an output of the image goes, counted from the team's first column, or over [sample][depth][height][width].
+  struct Site {
+    int from;         // elements, from the channel's first
+    long long place;  // from the block's first sample and channel
+    bool inside;
+  };
+  __device__ __forceinline__ Site site_of(const CellTeam& team, int index) const {
+    Site site;
+    int at[4];  // sample, depth, height, and place along a line
+    if constexpr (kAlone) {
+      site.from = team.first_column + index;
+      const CellPlace cell = cell_place(site.from);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) at[i] = cell.at[i];
+      if (kShape.joins_rows) at[3] += at[2] * kRow;
+      site.inside = cell.exists && index < kPlaces * kVector;  // those that follow are another team's
+    } else {
+      site.from = index;
+      at[3] = index % kLine;
+      at[2] = kShape.joins_rows ? 0 : index / kLine % kHeights;
+      const int plane = index / (kHeights * kRow);
+      at[1] = plane % kDepths;
+      at[0] = plane / kDepths;
+      site.inside = index < kPlaces * kVector;
+    }
+    const OutputSite d = output_site(params, rows, cells, 0, at[1]);
+    site.place = at[0] * params.output_strides[0] + d.place;
+    site.inside = site.inside && d.inside && cells.first[0] + at[0] < params.batch;
+    if constexpr (kShape.joins_rows) {
+      const int first = cells.first[2] * kShape.output_step(1) - output_pad(params, 1);
+      const int output = first * kRow + at[3];
+      site.place += output;
+      site.inside = site.inside && static_cast<unsigned>(output) < static_cast<unsigned>(params.output_size[1] * kRow);
+    } else {
+      const OutputSite h = output_site(params, rows, cells, 1, at[2]);
+      const OutputSite w = output_site(params, rows, cells, 2, at[3] + kShape.image_lead);
+      site.place += h.place + w.place;
+      site.inside = site.inside && h.inside && w.inside;
+    }
+    return site;
+  }
+
+  // Lines by the copy engine, as far as they are inside.
+  __device__ __forceinline__ void send_pieces(const CellTeam& team, int channels, Element* output) const {
+    constexpr int kPiece = kShape.image_piece();
+    constexpr int kPieces = kPlaces * kVector / kPiece;
+    constexpr int kAxis = kShape.joins_rows ? 1 : 2;
+    const int unit = kShape.joins_rows ? kRow : 1;
+    const int first = (cells.first[1 + kAxis] * kShape.output_step(kAxis) - output_pad(params, kAxis)) * unit +
+                      (kShape.joins_rows ? 0 : kShape.image_lead);
+#pragma unroll 1
+    for (int item = threadIdx.x % kStoring; item < kPieces * kTurnChannels; item += kStoring) {
+      const int channel = item % kTurnChannels;
+      const int piece = item / kTurnChannels * kPiece;
+      const int along = first + (kAlone ? team.first_column + piece : piece) % kLine;
+      const int begin = max(-along, 0);
+      const int end = min(kPiece, params.output_size[kAxis] * unit - along);
+      const Site site = site_of(team, piece + begin);
+      if (!site.inside || channel >= channels) continue;
+      ptx::copy_bulk_out(output + site.place + channel * params.output_strides[1],
+                         image + channel * kChannelPitch + site.from * kBytes, (end - begin) * kBytes);
+    }
+    ptx::commit_bulk();
+  }
+
+  // A vector of each channel, or of some of them.
+  __device__ __forceinline__ void copy_out(const Site& site, int channels, Element* output) const {
+    if (!site.inside) return;
+    constexpr int kTeams = kStoring / kAcross;
+    constexpr int kRounds = (kTurnChannels + kTeams - 1) / kTeams;
+    constexpr int kAtOnce = kRounds % 4 == 0 ? 4 : kRounds % 3 == 0 ? 3 : kRounds % 2 == 0 ? 2 : 1;
+    constexpr bool kWhole = kShape.out_channels % kShape.block_channels == 0 && kTurnChannels % kTeams == 0;
+    constexpr int kCopyBytes = kVector * kBytes;
+    const int team = threadIdx.x % kStoring / kAcross;
+    const long long stride = params.output_strides[1];
+    Element* out = output + site.place + team * stride;
+    unsigned from = image + site.from * kBytes + team * kChannelPitch;
+#pragma unroll(kRounds <= 32 ? kRounds / kAtOnce : 4)
+    for (int round = 0; round < kRounds; round += kAtOnce) {
+      const auto exists = [&](int i) { return kWhole || team + (round + i) * kTeams < channels; };
+      unsigned words[kAtOnce][kCopyBytes < 4 ? 1 : kCopyBytes / 4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (exists(i)) ptx::load_shared<kCopyBytes>(from + i * kTeams * kChannelPitch, words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (exists(i)) leave(out + i * kTeams * stride, words[i]);
+      }
+      out += kAtOnce * kTeams * stride;
+      from += kAtOnce * kTeams * kChannelPitch;
+    }
+  }
+  template <int kWords>
+  static __device__ __forceinline__ void leave(Element* out, const unsigned (&words)[kWords]) {
+    if constexpr (kVector * kBytes == 2) {
+      *out = static_cast<Element>(words[0]);
+    } else {
+      ptx::store_words(out, words);
     }
   }
 };
@@ -7611,6 +8069,270 @@ __device__ __forceinline__ void stream_input(const StreamParams& stream, const T
   }
 }
 """
+FILES["tile_stream_weights.cuh"] = r"""
+// Stages of weights out of the tensor itself, by a warpgroup that does nothing else: a layer of few blocks is done
+// before a copy in the order of the stages would have been made.
+//
+// The config defines kWeightPlaces: for each distance and slots that are loaded together, bytes from the block's first
+// tap to that tap, or -1.
+
+#include "split.cuh"
+#include "tile_stream_load.cuh"
+
+// Into how many shares `count` slabs or turns are cut, so that few places occupy all of `across` threads.
+constexpr int shares_of(int count, int places, int across) {
+  int shares = 1;
+  while (2 * shares * places <= across && count % (2 * shares) == 0) shares *= 2;
+  return shares;
+}
+
+// One thread's part of a stage: some rows at one of its places (a distance and slots that are loaded together) after
+// the other. What lies in between is constant, in the tensor and in the stage.
+struct WeightLoads {
+  static constexpr int kVector = kShape.vector();
+  static constexpr int kLoad = kShape.weight_vector;
+  // What is neighbours in a load: channels of the sum (a whole cell), of the rows, or slots along the width.
+  static constexpr bool kWide = kLoad > 1 && kShape.weight_steps[0] == 1;
+  static constexpr bool kAlongRows = kLoad > 1 && !kWide && kShape.weight_steps[1] == 1;
+  static constexpr bool kAlongSlots = kLoad > 1 && !kWide && !kAlongRows;
+  static constexpr int kLoads = kWide ? 1 : kVector;  // of a unit
+  static constexpr int kCells = kWide ? 1 : kLoad;    // that they make together
+  static constexpr int kLoadBytes = kLoad * kShape.element_bytes;
+  static constexpr int kWords = kLoadBytes < 4 ? 1 : kLoadBytes / 4;
+
+  // Eight neighbouring lanes take eight rows (or runs of them), so that they store to all banks; the next ones what
+  // lies next to that in the tensor: another place, or other slabs.
+  static constexpr int kSlotRuns = kAlongSlots ? kShape.all_slots() / kLoad : kShape.all_slots();
+  static constexpr int kPlaces = kShape.stage_backs * kSlotRuns;
+  static constexpr int kRun = kAlongRows ? kLoad : 1;
+  static constexpr int kRowRuns = kShape.block_channels / kRun;
+  static constexpr int kLanes = kRowRuns >= 8 ? 8 : kRowRuns >= 4 ? 4 : kRowRuns >= 2 ? 2 : 1;
+  static constexpr int kRowTurns = (kRowRuns + kLanes - 1) / kLanes;
+  static constexpr int kAcross = kStreamThreads / kLanes;
+  static constexpr int kSlabShares = shares_of(kShape.slabs, kPlaces, kAcross);
+  static constexpr int kRowShares = shares_of(kRowTurns, kPlaces* kSlabShares, kAcross);
+  static constexpr int kShares = kSlabShares * kRowShares;
+  static constexpr int kPlacesAtOnce = kAcross / kShares;  // that all threads take together
+  static constexpr int kSlabTurns = kShape.slabs / kSlabShares;
+  static constexpr int kUnits = kSlabTurns * kRowTurns / kRowShares;
+  static constexpr int kMostWords = kShape.weight_registers() >= 88 ? 32 : 16;  // of a thread, on their way
+  static constexpr int kAtOnce = kMostWords / (kLoads * kWords) > 0 ? kMostWords / (kLoads * kWords) : 1;  // units
+
+  int row;  // the first one, a channel of the block
+  int first_slab;
+  int first_place;
+  unsigned words[kAtOnce][kLoads][kWords];
+
+  __device__ __forceinline__ explicit WeightLoads(int thread) {
+    const int group = thread / kLanes;
+    const int share = kWide ? group % kShares : group / kPlacesAtOnce;
+    first_place = kWide ? group / kShares : group % kPlacesAtOnce;
+    first_slab = share % kSlabShares;
+    row = (share / kSlabShares * kLanes + thread % kLanes) * kRun;
+  }
+
+  // What a unit has in common with the others of its number in all threads.
+  static constexpr int slab_of(int unit) { return unit % kSlabTurns * kSlabShares; }
+  static constexpr int row_of(int unit) { return unit / kSlabTurns * kRowShares * kLanes * kRun; }
+  static constexpr bool exists(int unit) { return unit < kUnits; }
+
+  // Bytes from a chunk's first weight at a place to this thread's.
+  __device__ __forceinline__ int offset() const {
+    return (first_slab * kVector * kShape.weight_steps[0] + row * kShape.weight_steps[1]) * kShape.element_bytes;
+  }
+  // What the tensor has of a unit; everything else is zeros.
+  __device__ __forceinline__ void load(int at, int unit, const char* from, bool has_tap, int rows_left,
+                                       int channels_left) {
+    constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
+    const bool has_rows = has_tap && row + row_of(unit) < rows_left;
+    const int steps = slab_of(unit) * kVector * kShape.weight_steps[0] + row_of(unit) * kShape.weight_steps[1];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const bool wanted = has_rows && (kWholeChunks || (first_slab + slab_of(unit)) * kVector + i < channels_left);
+      ptx::load_if<kLoadBytes>(wanted, from + (steps + i * kShape.weight_steps[0]) * kShape.element_bytes,
+                               words[at][i]);
+    }
+  }
+
+  __device__ __forceinline__ Cell cell(int at, int index) const {
+    Cell cell;
+    if constexpr (kWide) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) cell.word[i] = words[at][0][i];
+    } else if constexpr (kShape.element_bytes == 4) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) cell.word[i] = words[at][i][index];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const unsigned low = words[at][2 * i][index / 2];
+        const unsigned high = words[at][2 * i + 1][index / 2];
+        cell.word[i] = index % 2 == 0 ? (low & 0xffffu) | high << 16 : low >> 16 | (high & 0xffff0000u);
+      }
+    }
+    return rounded(cell);
+  }
+
+  // Cells from the stage's first to this thread's at a place.
+  __device__ __forceinline__ int target(int place) const {
+    return place / kSlotRuns * kShape.weight_back_pitch() + first_slab * kShape.weight_slab_pitch() +
+           place % kSlotRuns * (kAlongSlots ? kLoad : 1) * kShape.block_channels;
+  }
+  __device__ __forceinline__ void store(int at, int unit, unsigned to) const {
+    const int slab = slab_of(unit) * kShape.weight_slab_pitch();
+    if (kShape.block_channels % (kLanes * kRun) != 0 && row + row_of(unit) >= kShape.block_channels) return;
+#pragma unroll
+    for (int i = 0; i < kCells; ++i) {
+      const int place = kShape.row_of_channel(row + row_of(unit) + (kAlongRows ? i : 0)) +
+                        (kAlongSlots ? i * kShape.block_channels : 0);
+      const unsigned address = to + (slab + place) * 16;
+      if constexpr (kShape.splits()) {
+        const SplitCell split(cell(at, i));
+        ptx::store_16(address, split.big);
+        ptx::store_16(address + kShape.slabs * kShape.weight_slab_pitch() * 16, split.small);
+      } else {
+        ptx::store_16(address, cell(at, i));
+      }
+    }
+  }
+};
+
+// Where the weights of a block's rows begin: of its group, first channel and first residues.
+__device__ __forceinline__ const char* first_weight(const TileParams& params, const BlockRows& rows) {
+  const int first_tap =
+      (rows.first_residue[0] * kShape.kernel[1] + rows.first_residue[1]) * kShape.kernel[2] + rows.first_residue[2];
+  return static_cast<const char*>(params.weight) +
+         (rows.group * params.weight_group_stride +
+          static_cast<long long>(rows.first_channel) * kShape.weight_steps[1] +
+          static_cast<long long>(first_tap) * kShape.weight_steps[2]) *
+             kShape.element_bytes;
+}
+
+// Blocks that begin together wait for the same weights at every stage: each asks for a part of all of them at once, so
+// that they come from the L2 cache from then on. By one thread.
+__device__ __forceinline__ void prefetch_weights(const TileParams& params) {
+  constexpr long long kPiece = 4096;
+  if (reinterpret_cast<unsigned long long>(params.weight) % 16 != 0) return;
+  for (long long begin = blockIdx.x * kPiece; begin < params.weight_bytes; begin += gridDim.x * kPiece) {
+    const long long left = (params.weight_bytes - begin) / 16 * 16;
+    if (left > 0)
+      ptx::prefetch_bulk(static_cast<const char*>(params.weight) + begin,
+                         static_cast<unsigned>(left < kPiece ? left : kPiece));
+  }
+}
+
+// Brings the weights of one tile of outputs, stage after stage.
+__device__ __forceinline__ void load_stream_weights(const TileParams& params, const BlockRows& rows, int rank,
+                                                    const StreamBarriers& barriers, unsigned ring, int thread,
+                                                    RingPlace<kShape.weight_ring>& slot) {
+  using Loads = WeightLoads;
+  constexpr int kUnrolledTurns = Loads::kUnits <= 4 * Loads::kAtOnce ? 4 : 1;
+  Loads loads(thread);
+  const char* const first = first_weight(params, rows) + loads.offset();
+  const int rows_left = kShape.out_channels - rows.first_channel;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    const int first_channel = (rank * kShape.block_chunks() + chunk) * kShape.chunk_channels();
+    const char* const source =
+        first + static_cast<long long>(first_channel) * kShape.weight_steps[0] * kShape.element_bytes;
+#pragma unroll 1
+    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
+      const int places = min(kShape.stage_backs, kShape.all_backs() - back) * Loads::kSlotRuns;
+      const unsigned stage = ring + slot.slot * kShape.weight_stage_bytes();
+      bool waited = false;
+      const auto wait_until_empty = [&] {
+        if (!waited) ptx::wait_barrier(barriers.weight_empty(slot.slot), slot.parity ^ 1);
+        waited = true;
+      };
+#pragma unroll 1
+      for (int place = loads.first_place; place < places; place += Loads::kPlacesAtOnce) {
+        const int tap = kWeightPlaces[back * Loads::kSlotRuns + place];
+        // Taps that a phase lacks are zeros, or no product is made with them.
+        if (tap < 0 && !kShape.all_taps) continue;
+        const unsigned to = stage + loads.target(place) * 16;
+#pragma unroll(kUnrolledTurns)
+        for (int turn = 0; turn < Loads::kUnits; turn += Loads::kAtOnce) {
+#pragma unroll
+          for (int i = 0; i < Loads::kAtOnce; ++i) {
+            if (Loads::exists(turn + i))
+              loads.load(i, turn + i, source + tap, tap >= 0, rows_left, kShape.channels - first_channel);
+          }
+          wait_until_empty();
+#pragma unroll
+          for (int i = 0; i < Loads::kAtOnce; ++i) {
+            if (Loads::exists(turn + i)) loads.store(i, turn + i, to);
+          }
+        }
+      }
+      wait_until_empty();  // a thread without a place of this stage may not run ahead, either
+      ptx::fence_for_async_proxy();
+      ptx::arrive(barriers.weight_full(slot.slot));
+      slot.advance();
+    }
+  }
+}
+"""
+FILES["tile_taps.cuh"] = r"""
+// Which tap stands where among a block's weights; compiled by host and device. Taps count over [depth][height][width].
+
+#include "tile_params.cuh"
+
+// The tap with which a phase reads the inputs at a distance; -1: none.
+constexpr int phase_tap(const TileShape& shape, const int (&first_residue)[3], const int (&slot)[3], int back_index) {
+  const int backs[3] = {shape.back_along(0, back_index), shape.back_along(1, back_index),
+                        shape.back_along(2, back_index)};
+  bool exists = true;
+  int index = 0;
+  for (int axis = 0; axis < 3; ++axis) {
+    const int residue = first_residue[axis] + shape.residue_of(axis, slot[axis]);
+    const int reach = residue + shape.stride[axis] * backs[axis] * shape.back_step[axis];
+    const int tap = reach / shape.dilation[axis];
+    exists = exists && residue < shape.stride[axis] && tap * shape.dilation[axis] == reach && tap < shape.kernel[axis];
+    index = index * shape.kernel[axis] + tap;
+  }
+  return exists ? index : -1;
+}
+
+// Which of a gradient's groups of planes a chunk holds.
+struct PlaneGroup {
+  int at[3];
+};
+constexpr PlaneGroup plane_group(const TileShape& shape, int index) {
+  return {{index / (shape.plane_groups(2) * shape.plane_groups(1)),
+           index / shape.plane_groups(2) % shape.plane_groups(1), index % shape.plane_groups(2)}};
+}
+
+// The tap of a gradient with which a box of one residue is multiplied for the `index`-th time; -1: none.
+constexpr int plane_tap_of(const TileShape& shape, const PlaneGroup& group, int index) {
+  int taps[3] = {};
+  for (int axis = 2; axis >= 0; --axis) {
+    const int count = shape.plane_taps(axis, group.at[axis]);
+    taps[axis] = shape.first_tap(axis, group.at[axis]) + index % count * shape.phases[axis];
+    index /= count;
+  }
+  if (index > 0) return -1;
+  return (taps[0] * shape.kernel[1] + taps[1]) * shape.kernel[2] + taps[2];
+}
+
+// The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
+constexpr int gradient_tap(const TileShape& shape, const PlaneGroup& group, int index) {
+  if (shape.plane_boxes()) return plane_tap_of(shape, group, index);
+  const int at[3] = {shape.back_along(0, index), shape.back_along(1, index), shape.back_along(2, index)};
+  bool exists = true;
+  int found = 0;
+  for (int axis = 0; axis < 3; ++axis) {
+    int tap = at[axis];
+    if (shape.plane_groups(axis) > 1) {
+      const int residue = shape.group_residue(axis, group.at[axis]) + at[axis] / shape.backs[axis];
+      const int back = at[axis] % shape.backs[axis];
+      exists = exists && shape.has_tap(axis, residue, back);
+      tap = (residue + shape.stride[axis] * back * shape.back_step[axis]) / shape.dilation[axis];
+    }
+    found = found * shape.kernel[axis] + tap;
+  }
+  return exists ? found : -1;
+}
+"""
 FILES["tile_warp.cuh"] = r"""
 // A team of one warp: mma.sync on sm_80 and later, fragments by ldmatrix.
 
@@ -7754,6 +8476,7 @@ FILES["tile_weights.cuh"] = r"""
 // Where the weights of a block lie: which tap stands at (row, distance) of a stage.
 
 #include "tile_params.cuh"
+#include "tile_taps.cuh"
 
 // Which rows of the problem a block computes.
 struct BlockRows {
@@ -7762,14 +8485,14 @@ struct BlockRows {
   int first_residue[3];  // per axis
 };
 
-__device__ __forceinline__ BlockRows block_rows(const TileParams& params, int index) {
+__device__ __forceinline__ BlockRows block_rows(int index) {
   BlockRows rows;
-  rows.first_channel = index % params.channel_blocks * kShape.block_channels;
-  index /= params.channel_blocks;
+  rows.first_channel = index % kShape.channel_blocks() * kShape.block_channels;
+  index /= kShape.channel_blocks();
 #pragma unroll
   for (int axis = 2; axis >= 0; --axis) {
-    rows.first_residue[axis] = index % params.residue_blocks[axis] * kShape.span[axis];
-    index /= params.residue_blocks[axis];
+    rows.first_residue[axis] = index % kShape.residue_blocks(axis) * kShape.span[axis];
+    index /= kShape.residue_blocks(axis);
   }
   rows.group = index;
   return rows;
@@ -7795,46 +8518,9 @@ __device__ __forceinline__ unsigned long long backs_of(const BlockRows& rows) {
   return found;
 }
 
-// Which of a gradient's groups of planes a chunk holds.
-struct PlaneGroup {
-  int at[3];
-};
-__device__ __forceinline__ PlaneGroup plane_group(int index) {
-  return {{index / (kShape.plane_groups(2) * kShape.plane_groups(1)),
-           index / kShape.plane_groups(2) % kShape.plane_groups(1), index % kShape.plane_groups(2)}};
-}
-
-// The tap of a gradient with which a box of one residue is multiplied for the `index`-th time; -1: none.
-__device__ __forceinline__ int plane_tap_of(const PlaneGroup& group, int index) {
-  int taps[3];
-#pragma unroll
-  for (int axis = 2; axis >= 0; --axis) {
-    const int count = kShape.plane_taps(axis, group.at[axis]);
-    taps[axis] = kShape.first_tap(axis, group.at[axis]) + index % count * kShape.phases[axis];
-    index /= count;
-  }
-  if (index > 0) return -1;
-  return (taps[0] * kShape.kernel[1] + taps[1]) * kShape.kernel[2] + taps[2];
-}
-
-// The tap of a gradient with which a chunk is multiplied for the `index`-th time; -1: none.
+__device__ __forceinline__ PlaneGroup plane_group(int index) { return plane_group(kShape, index); }
 __device__ __forceinline__ int gradient_tap_of(const PlaneGroup& group, int index) {
-  if constexpr (kShape.plane_boxes()) return plane_tap_of(group, index);
-  const int at[3] = {kShape.back_along(0, index), kShape.back_along(1, index), kShape.back_along(2, index)};
-  bool exists = true;
-  int found = 0;
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
-    int tap = at[axis];
-    if (kShape.plane_groups(axis) > 1) {
-      const int residue = kShape.group_residue(axis, group.at[axis]) + at[axis] / kShape.backs[axis];
-      const int back = at[axis] % kShape.backs[axis];
-      exists = exists && kShape.has_tap(axis, residue, back);
-      tap = (residue + kShape.stride[axis] * back * kShape.back_step[axis]) / kShape.dilation[axis];
-    }
-    found = found * kShape.kernel[axis] + tap;
-  }
-  return exists ? found : -1;
+  return gradient_tap(kShape, group, index);
 }
 
 // The way through the stages of weights, chunk after chunk. A block whose phases have no tap in some stage leaves that
@@ -7884,22 +8570,8 @@ struct StageWalk {
   }
 };
 
-// The tap, counted over [depth][height][width], with which a phase reads the inputs at a distance; -1: none.
 __device__ __forceinline__ int tap_of(const BlockRows& rows, const int (&slot)[3], int back_index) {
-  const int backs[3] = {kShape.back_along(0, back_index), kShape.back_along(1, back_index),
-                        kShape.back_along(2, back_index)};
-  bool exists = true;
-  int index = 0;
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
-    const int residue = rows.first_residue[axis] + kShape.residue_of(axis, slot[axis]);
-    const int reach = residue + kShape.stride[axis] * backs[axis] * kShape.back_step[axis];
-    const int tap = reach / kShape.dilation[axis];
-    exists =
-        exists && residue < kShape.stride[axis] && tap * kShape.dilation[axis] == reach && tap < kShape.kernel[axis];
-    index = index * kShape.kernel[axis] + tap;
-  }
-  return exists ? index : -1;
+  return phase_tap(kShape, rows.first_residue, slot, back_index);
 }
 """
 FILES["types.cuh"] = r"""
