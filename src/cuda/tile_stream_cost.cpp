@@ -39,6 +39,12 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
          (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
+// The share of those sectors that two blocks write: a block that has whole rows writes most of them itself.
+double torn_share(const TileShape& shape, const Problem& problem) {
+  const bool whole_rows = !shape.joins_rows && shape.tile[3] >= tile_cells(shape, problem, 2);
+  return whole_rows ? 1.0 / (shape.tile[2] * shape.span[1]) : 1.0;
+}
+
 // Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
 // the memory in parts.
 double part_line_bytes(const TileShape& shape, const Problem& problem) {
@@ -179,9 +185,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
-  const double torn = tears_sectors(shape, problem) ? ends : 0;
+  const double torn = tears_sectors(shape, problem) ? ends * torn_share(shape, problem) : 0;
   const double part_lines = part_line_bytes(shape, problem);
-  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends + part_lines) / device.bandwidth;
+  const double transfer = 1.23 * (bytes + 5 * torn + 0.09 * ends + part_lines) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
