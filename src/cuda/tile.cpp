@@ -43,7 +43,7 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
-  text += number(s.weight_vector) + list(s.weight_steps) + ", ";
+  text += number(s.weight_vector) + list(s.weight_steps) + ", " + text_of(s.weight_boxes) + ", ";
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
           ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
@@ -134,6 +134,16 @@ std::string weight_places(const TileShape& shape) {
   return "__constant__ int kWeightPlaces[] = {" + places + "};\n";
 }
 
+// Weight boxes: the taps of each group of planes, as tile_stream_weight_boxes.cuh wants them.
+std::string weight_taps(const TileShape& shape) {
+  std::string taps;
+  for (int group = 0; group < shape.all_plane_groups(); ++group) {
+    for (int index = 0; index < shape.all_backs(); ++index)
+      taps += std::to_string(gradient_tap(shape, plane_group(shape, group), index)) + ", ";
+  }
+  return "__constant__ int kWeightTaps[] = {" + taps + "};\n";
+}
+
 KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {
   KernelSource source;
   source.file = file;
@@ -148,8 +158,8 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
-    source.config += std::string("#define kWeightsInPlace ") + (shape.packed ? "0" : "1") + "\n";
-    if (!shape.packed) source.config += weight_places(shape);
+    source.config += std::string("#define kWeights ") + (shape.packed ? "0" : shape.weight_boxes ? "2" : "1") + "\n";
+    if (!shape.packed) source.config += shape.weight_boxes ? weight_taps(shape) : weight_places(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStores ") +
                      (shape.image_row > 0      ? "1"
@@ -214,7 +224,7 @@ class TileKernel final : public Kernel {
     const void* const input = shape_.gradient ? buffers.output : buffers.input;
     void* const output = shape_.gradient ? buffers.input : buffers.output;
     const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
-    const bool weight_vectors = shape_.wide_weights || shape_.weight_vector > 1;
+    const bool weight_vectors = shape_.wide_weights || shape_.weight_vector > 1 || shape_.weight_boxes;
     if ((shape_.wide_input && misses(input)) || (weight_vectors && misses(buffers.weight)) ||
         (shape_.stores_vectors() && misses(output))) {
       if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
@@ -236,7 +246,8 @@ class TileKernel final : public Kernel {
                                 .block = static_cast<unsigned>(shape_.threads()),
                                 .overlaps_previous = packs && overlaps_pack_};
     if (shape_.tensor_copies) {
-      TensorTileParams with_map{params, input_map(input)};
+      TensorTileParams with_map{params, input_map(input), {}};
+      if (shape_.weight_boxes) with_map.weight = weight_map(buffers.weight);
       void* arguments[] = {&with_map};
       kernel_.launch(device_, launch, arguments, execution.stream);
     } else {
@@ -282,7 +293,7 @@ class TileKernel final : public Kernel {
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
     text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
             " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
-            (s.packed ? "packed" : "in place");
+            (s.packed ? "packed" : s.weight_boxes ? "in boxes" : "in place");
     return text;
   }
 
@@ -299,6 +310,12 @@ class TileKernel final : public Kernel {
                        .box = {s.chunk_channels(), s.box(2), s.box(1), s.box(0), s.tile[0]},
                        .steps = {1, s.box_stride(2), s.box_stride(1), s.box_stride(0), 1}},
                       device_);
+  }
+
+  TensorMap weight_map(const void* weight) const {
+    TensorBoxes boxes = weight_boxes_of(shape_, params_.groups, params_.weight_strides[1]);
+    boxes.address = weight;
+    return tensor_map(boxes, device_);
   }
 
   TileParams params_of(const Problem& problem) const {

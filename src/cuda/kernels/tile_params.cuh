@@ -100,6 +100,9 @@ struct TileShape {
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
+  // A gradient's weights whose summed channels are neighbours: the copy engine brings boxes of them from the tensor, rows
+  // of channels with 16-byte columns swapped, as the products read them.
+  bool weight_boxes;
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -254,13 +257,22 @@ struct TileShape {
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
   }
+  // Rows that weight boxes reorder together, as row_of_channel says; 1: none.
+  constexpr int weight_box_rows() const {
+    return output_channels_last && store_vector > 2 ? 4 * store_vector : 1;
+  }
   constexpr bool stores_vectors() const { return store_vector > 1 || row_vector > 1; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
-  constexpr int stream_threads() const { return !streams ? 0 : packed ? kStreamThreads : 2 * kStreamThreads; }
+  // Weights that one thread asks the copy engine for; of boxes, warps that are idle otherwise round the words to TF32.
+  constexpr bool copies_weights() const { return packed || weight_boxes; }
+  constexpr bool rounds_boxes() const { return weight_boxes && math == TileMath::tf32; }
+  constexpr int stream_threads() const {
+    return !streams ? 0 : copies_weights() ? kStreamThreads : 2 * kStreamThreads;
+  }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
@@ -271,7 +283,7 @@ struct TileShape {
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
   constexpr int weight_registers() const {
-    if (packed) return 0;
+    if (copies_weights()) return 0;
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
@@ -387,11 +399,15 @@ struct TileShape {
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, or (wide) the
   // other way around, and their cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed && !streams; }
+  // From one slab of channels to the next, and from one row, in 16 bytes.
+  constexpr int weight_row_pitch() const { return weight_boxes ? slabs : 1; }
   constexpr int weight_slab_pitch() const {
+    if (weight_boxes) return 1;
     const int taps = all_backs() < 8 ? all_backs() : 8;
     return rows() + (!pads_weights() ? 0 : wide_weights ? 8 / slabs : taps % 8);
   }
   constexpr int weight_back_pitch() const {
+    if (weight_boxes) return rows() * slabs;
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
   }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
@@ -462,7 +478,8 @@ struct TileShape {
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
-    return streams ? 2 * (input_ring + weight_ring) : bulk_weights() ? weight_stages() : 0;
+    if (!streams) return bulk_weights() ? weight_stages() : 0;
+    return 2 * (input_ring + weight_ring) + (rounds_boxes() ? weight_ring : 0);
   }
   constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
@@ -524,4 +541,5 @@ struct alignas(64) TensorMap {
 struct TensorTileParams {
   TileParams tile;
   TensorMap input;
+  TensorMap weight;  // of weight boxes
 };
