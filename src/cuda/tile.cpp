@@ -162,9 +162,10 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
     if (!shape.packed) source.config += shape.weight_boxes ? weight_taps(shape) : weight_places(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStores ") +
-                     (shape.image_row > 0      ? "1"
-                      : shape.store_vector > 0 ? "2"
-                                               : "0") +
+                     (shape.image_row > 0        ? "1"
+                      : shape.gathers_vectors()  ? "3"
+                      : shape.store_vector > 0   ? "2"
+                                                 : "0") +
                      "\n";
     source.config += wgmma_from_registers(shape.math, shape.row_unit);
   } else if (shape.warpgroup) {

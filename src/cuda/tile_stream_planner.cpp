@@ -185,7 +185,8 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int at_start = shape.registers_at_start();
     const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
     shape.stays = shape.depth_blocks == 1 && at_start >= least_to_stay;
-    shape.store_vector = shape.stays ? store_vector : 0;
+    const bool gathers = shape.depth_blocks > 1 && store_vector >= 4;
+    shape.store_vector = shape.stays || gathers ? store_vector : 0;
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
@@ -285,7 +286,7 @@ bool fits_weight_boxes(const TileShape& shape, const Problem& problem) {
   constexpr int kTurn = 64;  // vectors that the rounding warps take at once
   if (shape.rounds_boxes() && shape.weight_back_pitch() % kTurn != 0) return false;
   return shape.rows() == shape.block_channels &&
-         shape.out_channels % shape.weight_box_rows() == 0 && shape.rows() % shape.weight_box_rows() == 0 &&
+         shape.out_channels % shape.reordered_rows() == 0 && shape.rows() % shape.reordered_rows() == 0 &&
          can_map(weight_boxes_of(shape, problem.groups, problem.weight_strides[0]));
 }
 
@@ -308,7 +309,7 @@ void add_candidate(const Problem& problem, const DeviceProperties& device, const
 TensorBoxes weight_boxes_of(const TileShape& shape, std::int64_t groups, std::int64_t row_stride) {
   const std::int64_t rows = groups * shape.out_channels;
   const std::int64_t depth = std::int64_t{shape.channels} * shape.kernel[0] * shape.kernel[1] * shape.kernel[2];
-  if (shape.weight_box_rows() == 1) {
+  if (shape.reordered_rows() == 1) {
     return {.element_bytes = shape.element_bytes,
             .sizes = {depth, rows, 1, 1, 1},
             .strides = {row_stride, 0, 0, 0},

@@ -226,7 +226,7 @@ TEST_F(EmulatedTile, WeightBoxes) {
     problem.direction = Direction::grad_input;
     const auto boxes = [](const TileShape& shape) { return shape.weight_boxes; };
     check_streams(problem, boxes, [](const TileShape& shape) {
-      return std::array{shape.weight_box_rows() > 1, test::takes_all() && shape.stays,
+      return std::array{shape.reordered_rows() > 1, test::takes_all() && shape.stays,
                         test::takes_all() && shape.column_teams > 1, test::takes_all() && shape.rows() > 64};
     });
   }

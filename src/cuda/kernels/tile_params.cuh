@@ -73,8 +73,8 @@ struct TileShape {
   // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
   bool stays;
   int most_blocks;
-  // Neighbouring channels of a channels-last output that a thread stores at once from its sums. 0: outputs pass through
-  // shared memory.
+  // Neighbouring channels of a channels-last output that a thread stores at once, from its sums or from those of all
+  // blocks that share the tile. 0: outputs pass through shared memory by turns.
   int store_vector;
   int row_vector;  // outputs of a row that leave shared memory by one store
   // Streams: outputs pass through shared memory as they will lie in the tensor (tile_stream_store_image.cuh), with
@@ -249,17 +249,17 @@ struct TileShape {
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
+  // Rows that are reordered together, where sums are stored straight from registers; 1: none.
+  constexpr int reordered_rows() const {
+    return output_channels_last && store_vector > 2 && depth_blocks == 1 ? 4 * store_vector : 1;
+  }
   // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
   // stores together are spread over as many eights as it takes.
   constexpr int row_of_channel(int channel) const {
-    if (!output_channels_last || store_vector <= 2) return channel;
+    if (reordered_rows() == 1) return channel;
     const int group = 4 * store_vector;
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
-  }
-  // Rows that weight boxes reorder together, as row_of_channel says; 1: none.
-  constexpr int weight_box_rows() const {
-    return output_channels_last && store_vector > 2 ? 4 * store_vector : 1;
   }
   constexpr bool stores_vectors() const { return store_vector > 1 || row_vector > 1; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
@@ -436,6 +436,10 @@ struct TileShape {
     if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
+  // Blocks that share a tile lay down their sums cell after cell, eight banks apart, and read each other's by vectors.
+  constexpr bool gathers_vectors() const { return store_vector > 0 && depth_blocks > 1; }
+  constexpr int gathered_pitch() const { return (rows() + 23) / 32 * 32 + 8; }  // in words
+  constexpr int gathered_bytes() const { return columns() * gathered_pitch() * 4; }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
 
   // An image has the order of the columns where each cell is one output, otherwise that of the outputs. Its channels
@@ -473,7 +477,9 @@ struct TileShape {
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = gathers_vectors()  ? gathered_bytes()
+                       : store_vector > 0 ? 0
+                                          : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }

@@ -6,7 +6,7 @@
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
 // (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine) and
 // how outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums
-// in vectors of channels).
+// in vectors of channels, 3 from the sums of several blocks in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -25,6 +25,8 @@
 #include "tile_stream_store_image.cuh"
 #elif kStores == 2
 #include "tile_stream_store_channels.cuh"
+#elif kStores == 3
+#include "tile_stream_store_gather.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -253,6 +255,9 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
 #elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells), team);
+#elif kStores == 3
+    sync_storing();
+    store_gathered(params, place, team, input_ring);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);

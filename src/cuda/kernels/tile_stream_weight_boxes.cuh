@@ -37,7 +37,7 @@ __device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, 
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const int tap = kWeightTaps[index % kGroups * kShape.all_backs() + back + i];
-      constexpr int kRows = kShape.weight_box_rows();
+      constexpr int kRows = kShape.reordered_rows();
       const int at[5] = {tap * kShape.channels + first_channel, kRows == 1 ? first_row : 0, 0, 0,
                          kRows == 1 ? 0 : first_row / kRows};
       ptx::copy_tensor(target, &stream.weight, at, full);
