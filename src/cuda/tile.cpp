@@ -214,7 +214,8 @@ class TileKernel final : public Kernel {
                                        blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
     pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
                                                                       : shape_.channel_chunks() * shape_.slabs /
-                                                                            std::max(pack_slabs(shape_), 1)),
+                                                                            std::max(pack_slabs(shape_), 1) *
+                                                                            pack_parts(shape_)),
                   .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
                   .grid_z = static_cast<unsigned>(params_.groups),
                   .block = kPackThreads};

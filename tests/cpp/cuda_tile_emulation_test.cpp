@@ -354,6 +354,7 @@ TEST_F(EmulatedTile, GradientByWarpgroups) {
           make(2, 80, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
           make(1, 40, 3, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}),
           make(1, 40, 12, 1, {axis(7, 3, 7, 0, 2)}),
+          in(make(1, 40, 12, 1, {axis(5, 200, 40, 8)}), DType::bf16),  // weights that are packed from where they lie
           in(make(1, 40, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), DType::bf16),
           in(make(1, 40, 36, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}), DType::f32, Precision::tf32, true),
       },

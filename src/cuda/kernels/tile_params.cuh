@@ -513,6 +513,15 @@ constexpr int pack_slabs(const TileShape& shape) {
   while (slabs > 1 && runs / slabs < 800) slabs /= 2;
   return slabs;
 }
+// Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread for
+// each line, so that neighbours read taps that mostly are neighbours, too.
+constexpr int kPackChannelParts = 4;
+constexpr int pack_lines(const TileShape& shape) {
+  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
+}
+constexpr int pack_parts(const TileShape& shape) {
+  return pack_slabs(shape) > 0 ? 1 : kPackChannelParts * ((pack_lines(shape) + kPackThreads - 1) / kPackThreads);
+}
 constexpr int pack_shared_bytes(const TileShape& shape) {
   return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape);
 }
