@@ -193,6 +193,20 @@ std::int64_t elements_without_gaps(const Sizes& sizes, const Strides& strides) {
   return reach == element_count(sizes) ? reach : 0;
 }
 
+// Whether blocks that could each have a multiprocessor to themselves ask for so much shared memory that they do: started
+// while another kernel holds some multiprocessors, they would crowd on the others. (A recorded launch may have any number
+// of blocks.)
+bool keeps_apart(const TileShape& shape, long long blocks, const DeviceProperties& device) {
+  return shape.streams && blocks <= device.multiprocessors && !device.any_batch;
+}
+
+std::size_t launched_shared_bytes(const TileShape& shape, long long blocks, const DeviceProperties& device) {
+  constexpr std::size_t kReserved = 1024;  // of each block
+  const auto needed = static_cast<std::size_t>(shape.shared_bytes());
+  const std::size_t more_than_half = device.shared_bytes_per_multiprocessor / 2 - kReserved + 128;
+  return keeps_apart(shape, blocks, device) ? std::max(needed, more_than_half) : needed;
+}
+
 class TileKernel final : public Kernel {
  public:
   // `unaligned` computes the problem when the input's address does not allow the candidate's 16-byte loads.
@@ -201,7 +215,7 @@ class TileKernel final : public Kernel {
       : shape_(candidate.shape),
         device_(device.device.index),
         blocks_(candidate.blocks),
-        kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch),
+        kernel_(main_source(shape_), launched_shared_bytes(shape_, blocks_, device), device.arch),
         unaligned_(std::move(unaligned)) {
     if (shape_.packed) {
       pack_.emplace(pack_source(shape_, has_dense_taps(problem)),
@@ -210,7 +224,8 @@ class TileKernel final : public Kernel {
     params_ = params_of(problem);
     // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
     // of blocks only.
-    overlaps_pack_ = shape_.packed && (shape_.stays || (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
+    overlaps_pack_ = shape_.packed && (shape_.stays || keeps_apart(shape_, blocks_, device) ||
+                                       (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
                                        blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
     pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
                                                                       : shape_.channel_chunks() * shape_.slabs /
