@@ -162,10 +162,10 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
     if (!shape.packed) source.config += shape.weight_boxes ? weight_taps(shape) : weight_places(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStores ") +
-                     (shape.image_row > 0        ? "1"
-                      : shape.gathers_vectors()  ? "3"
-                      : shape.store_vector > 0   ? "2"
-                                                 : "0") +
+                     (shape.image_row > 0       ? "1"
+                      : shape.gathers_vectors() ? "3"
+                      : shape.store_vector > 0  ? "2"
+                                                : "0") +
                      "\n";
     source.config += wgmma_from_registers(shape.math, shape.row_unit);
   } else if (shape.warpgroup) {
@@ -193,9 +193,9 @@ std::int64_t elements_without_gaps(const Sizes& sizes, const Strides& strides) {
   return reach == element_count(sizes) ? reach : 0;
 }
 
-// Whether blocks that could each have a multiprocessor to themselves ask for so much shared memory that they do: started
-// while another kernel holds some multiprocessors, they would crowd on the others. (A recorded launch may have any number
-// of blocks.)
+// Whether blocks that could each have a multiprocessor to themselves ask for so much shared memory that they do:
+// started while another kernel holds some multiprocessors, they would crowd on the others. (A recorded launch may have
+// any number of blocks.)
 bool keeps_apart(const TileShape& shape, long long blocks, const DeviceProperties& device) {
   return shape.streams && blocks <= device.multiprocessors && !device.any_batch;
 }
@@ -227,13 +227,13 @@ class TileKernel final : public Kernel {
     overlaps_pack_ = shape_.packed && (shape_.stays || keeps_apart(shape_, blocks_, device) ||
                                        (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
                                        blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
-    pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
-                                                                      : shape_.channel_chunks() * shape_.slabs /
-                                                                            std::max(pack_slabs(shape_), 1) *
-                                                                            pack_parts(shape_)),
-                  .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
-                  .grid_z = static_cast<unsigned>(params_.groups),
-                  .block = kPackThreads};
+    pack_grid_ = {
+        .grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
+                                                            : shape_.channel_chunks() * shape_.slabs /
+                                                                  std::max(pack_slabs(shape_), 1) * pack_parts(shape_)),
+        .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
+        .grid_z = static_cast<unsigned>(params_.groups),
+        .block = kPackThreads};
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -310,7 +310,9 @@ class TileKernel final : public Kernel {
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
     text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
             " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
-            (s.packed ? "packed" : s.weight_boxes ? "in boxes" : "in place");
+            (s.packed         ? "packed"
+             : s.weight_boxes ? "in boxes"
+                              : "in place");
     return text;
   }
 

@@ -155,7 +155,10 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double latency =
       (shape.stays ? 600 : 230) +
       std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams, weight_loading_cycles(shape)) +
-      0.46 * epilogue + (shape.gathers_vectors() ? 5000 : shape.depth_blocks > 1 ? 11100 : 0);
+      0.46 * epilogue +
+      (shape.gathers_vectors()  ? 5000
+       : shape.depth_blocks > 1 ? 11100
+                                : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);

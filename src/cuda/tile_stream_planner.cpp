@@ -285,8 +285,8 @@ bool set_weight_boxes(TileShape& shape, const Problem& problem) {
 bool fits_weight_boxes(const TileShape& shape, const Problem& problem) {
   constexpr int kTurn = 64;  // vectors that the rounding warps take at once
   if (shape.rounds_boxes() && shape.weight_back_pitch() % kTurn != 0) return false;
-  return shape.rows() == shape.block_channels &&
-         shape.out_channels % shape.reordered_rows() == 0 && shape.rows() % shape.reordered_rows() == 0 &&
+  return shape.rows() == shape.block_channels && shape.out_channels % shape.reordered_rows() == 0 &&
+         shape.rows() % shape.reordered_rows() == 0 &&
          can_map(weight_boxes_of(shape, problem.groups, problem.weight_strides[0]));
 }
 

@@ -203,9 +203,9 @@ TEST_F(EmulatedTile, GradientByPlaneBoxes) {
   }
 }
 
-// Gradients whose weights the copy engine brings from a channels-last tensor: rows as they are and in the order in which
-// vectors are stored, rounded and not, taps of one residue and of lines, short rows of channels, tails of rows, groups,
-// blocks of a cluster that share a sum.
+// Gradients whose weights the copy engine brings from a channels-last tensor: rows as they are and in the order in
+// which vectors are stored, rounded and not, taps of one residue and of lines, short rows of channels, tails of rows,
+// groups, blocks of a cluster that share a sum.
 TEST_F(EmulatedTile, WeightBoxes) {
   const std::vector<Problem> problems = {
       make(2, 48, 64, 1, {axis(5, 3, 2, 1, 1), axis(7, 4, 2, 1)}),

@@ -434,8 +434,8 @@ inline void described_depth(unsigned long long descriptor, int row, unsigned (&w
   const auto next_rows = static_cast<unsigned>(descriptor >> 32U & 0x3fff) * 16;
   if (start % (8 * row_bytes) >= row_bytes) throw std::runtime_error("a descriptor must start in a first row");
   for (unsigned part = 0; part < 2; ++part) {
-    const unsigned address = start + static_cast<unsigned>(row) / 8 * next_rows +
-                             static_cast<unsigned>(row) % 8 * row_bytes + part * 16;
+    const unsigned address =
+        start + static_cast<unsigned>(row) / 8 * next_rows + static_cast<unsigned>(row) % 8 * row_bytes + part * 16;
     const unsigned swapped = address ^ (address >> 3U & (row_bytes - 1) & 0x70U);
     std::memcpy(words + 4 * static_cast<std::size_t>(part), emulation::place(swapped, 16), 16);
   }

@@ -2,8 +2,8 @@
 // Where factors are split, slabs of small parts follow those of big ones.
 //
 // A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
-// written as cells. Where they don't fit shared memory they are read in place, by several blocks. kDenseTaps: the taps lie
-// one after the other.
+// written as cells. Where they don't fit shared memory they are read in place, by several blocks. kDenseTaps: the taps
+// lie one after the other.
 #include "split.cuh"
 #include "tile_element.cuh"
 #include "tile_weights.cuh"

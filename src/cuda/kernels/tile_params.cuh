@@ -100,8 +100,8 @@ struct TileShape {
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
-  // A gradient's weights whose summed channels are neighbours: the copy engine brings boxes of them from the tensor, rows
-  // of channels with 16-byte columns swapped, as the products read them.
+  // A gradient's weights whose summed channels are neighbours: the copy engine brings boxes of them from the tensor,
+  // rows of channels with 16-byte columns swapped, as the products read them.
   bool weight_boxes;
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
@@ -270,9 +270,7 @@ struct TileShape {
   // Weights that one thread asks the copy engine for; of boxes, warps that are idle otherwise round the words to TF32.
   constexpr bool copies_weights() const { return packed || weight_boxes; }
   constexpr bool rounds_boxes() const { return weight_boxes && math == TileMath::tf32; }
-  constexpr int stream_threads() const {
-    return !streams ? 0 : copies_weights() ? kStreamThreads : 2 * kStreamThreads;
-  }
+  constexpr int stream_threads() const { return !streams ? 0 : copies_weights() ? kStreamThreads : 2 * kStreamThreads; }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
@@ -513,8 +511,8 @@ constexpr int pack_slabs(const TileShape& shape) {
   while (slabs > 1 && runs / slabs < 800) slabs /= 2;
   return slabs;
 }
-// Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread for
-// each line, so that neighbours read taps that mostly are neighbours, too.
+// Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread
+// for each line, so that neighbours read taps that mostly are neighbours, too.
 constexpr int kPackChannelParts = 4;
 constexpr int pack_lines(const TileShape& shape) {
   return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();

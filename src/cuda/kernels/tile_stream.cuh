@@ -4,9 +4,9 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine) and
-// how outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums
-// in vectors of channels, 3 from the sums of several blocks in vectors of channels).
+// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine)
+// and how outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from
+// the sums in vectors of channels, 3 from the sums of several blocks in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"

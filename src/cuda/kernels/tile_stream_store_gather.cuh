@@ -7,7 +7,7 @@ struct GatheredSums {
   static constexpr int kPitch = kShape.gathered_pitch();
   static constexpr int kVector = kShape.store_vector;
   static constexpr int kVectors = kShape.block_channels / kVector;  // of an output
-  static_assert(kVector % 4 == 0);  // as the sums of other blocks come
+  static_assert(kVector % 4 == 0);                                  // as the sums of other blocks come
 
   const TileParams& params;
   const BlockRows& rows;
@@ -23,7 +23,7 @@ struct GatheredSums {
         const unsigned cell = staged + ((team.column(tile) + half * 8) * kPitch + lane % 4 * 2) * 4;
 #pragma unroll
         for (int octet = 0; octet < CellTeam::kOctets; ++octet) {
-          const float(&sums)[4] = team.octet(tile, octet);
+          const float (&sums)[4] = team.octet(tile, octet);
           const unsigned pair[2] = {__float_as_uint(sums[2 * half]), __float_as_uint(sums[2 * half + 1])};
           ptx::store_shared(cell + octet * 32, pair);
         }
@@ -56,9 +56,8 @@ struct GatheredSums {
   }
 
   __device__ __forceinline__ void store(int rank) const {
-    Element* const output =
-        static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
-        static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel;
+    Element* const output = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+                            static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel;
     const int channels = kShape.out_channels - rows.first_channel;
 #pragma unroll 1
     for (int index = rank * kThreads + threadIdx.x; index < kPositions * kVectors;

@@ -22,13 +22,12 @@ constexpr int kUnrolledItems =
 constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
 
 // What all descriptors of weights have in common: the step between eights of rows, and how columns are swapped.
-constexpr unsigned long long kDescriptor =
-    static_cast<unsigned long long>(8 * kShape.weight_row_pitch()) << 32 |
-    static_cast<unsigned long long>(!kShape.weight_boxes  ? 0
-                                    : kShape.slabs == 8 ? 1
-                                    : kShape.slabs == 4 ? 2
-                                                        : 3)
-        << 62;
+constexpr unsigned long long kDescriptor = static_cast<unsigned long long>(8 * kShape.weight_row_pitch()) << 32 |
+                                           static_cast<unsigned long long>(!kShape.weight_boxes ? 0
+                                                                           : kShape.slabs == 8  ? 1
+                                                                           : kShape.slabs == 4  ? 2
+                                                                                                : 3)
+                                               << 62;
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
