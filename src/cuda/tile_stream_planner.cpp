@@ -121,6 +121,8 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
 constexpr int kLeastRegisters = 64;         // at a kernel's start
 constexpr int kLeastRegistersToStay = 96;   // loaders keep more from tile to tile
 constexpr int kLeastRegistersInPlace = 80;  // weights on their way
+constexpr int kLeastRegistersToKeep = 104;  // the same, in threads that will multiply
+constexpr int kMostKeptStages = 4;          // of weights that stay in shared memory
 constexpr int kMostCopyPlaces = 6;          // of a thread that loads, in registers
 
 // How the copy engine would see the input; address and batch don't matter here.
@@ -190,7 +192,10 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    if (at_start < (shape.copies_weights() ? kLeastRegisters : kLeastRegistersInPlace)) continue;
+    const int least = shape.copies_weights() ? kLeastRegisters
+                      : shape.keeps_weights  ? kLeastRegistersToKeep
+                                             : kLeastRegistersInPlace;
+    if (at_start < least) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
@@ -209,12 +214,16 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int most_inputs = shape.stays ? 4 : std::min(4, shape.block_chunks());
     shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
+    if (shape.keeps_weights) {
+      shape.weight_ring = shape.block_chunks() * shape.stages_per_chunk();
+      if (!shape.stays || shape.weight_ring > kMostKeptStages) continue;
+    }
     if (shape.shared_bytes() > room) shape.input_ring = std::min(2, shape.block_chunks());
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
       for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
-        const int limit = ring == &shape.input_ring ? most_inputs : 4;
+        const int limit = ring == &shape.input_ring ? most_inputs : shape.keeps_weights ? shape.weight_ring : 4;
         if (*ring >= limit) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
@@ -382,6 +391,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           if (!offsets_fit(shape, problem)) continue;
           TileShape in_place = shape;
           TileShape boxes = shape;
+          TileShape keeping = shape;
           const bool few_blocks = tile_blocks(shape, problem) <= kMostWavesInPlace * device.multiprocessors;
           if (complete_stream(shape, device) && may_pack(shape, problem))
             add_candidate(problem, device, shape, candidates);
@@ -389,6 +399,10 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
             add_candidate(problem, device, boxes, candidates);
           if (few_blocks && set_weights_in_place(in_place, problem, aligned) && complete_stream(in_place, device))
             add_candidate(problem, device, in_place, candidates);
+          keeping.keeps_weights = !few_blocks && tile_block_rows(keeping, problem) == 1;
+          if (keeping.keeps_weights && set_weights_in_place(keeping, problem, aligned) &&
+              complete_stream(keeping, device))
+            add_candidate(problem, device, keeping, candidates);
         }
       }
     }

@@ -97,6 +97,8 @@ struct TileShape {
   bool all_taps;    // every phase of a block has a tap at every distance
   int blocks_per_multiprocessor;
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  // Streams in place: all tiles of a block have the same weights, which the threads that multiply bring once.
+  bool keeps_weights;
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
@@ -270,7 +272,9 @@ struct TileShape {
   // Weights that one thread asks the copy engine for; of boxes, warps that are idle otherwise round the words to TF32.
   constexpr bool copies_weights() const { return packed || weight_boxes; }
   constexpr bool rounds_boxes() const { return weight_boxes && math == TileMath::tf32; }
-  constexpr int stream_threads() const { return !streams ? 0 : copies_weights() ? kStreamThreads : 2 * kStreamThreads; }
+  constexpr int stream_threads() const {
+    return !streams ? 0 : copies_weights() || keeps_weights ? kStreamThreads : 2 * kStreamThreads;
+  }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
@@ -285,7 +289,7 @@ struct TileShape {
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
-    const int given = (loading_registers() + weight_registers()) * kStreamThreads;
+    const int given = (loading_registers() + (keeps_weights ? 0 : weight_registers())) * kStreamThreads;
     const int left = (registers_at_start() * threads() - given) / multiplying_threads() / 8 * 8;
     return left < 240 ? left : 240;
   }
