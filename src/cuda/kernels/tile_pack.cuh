@@ -30,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   extern __shared__ __align__(16) unsigned char shared_memory[];
   ptx::let_next_kernel_start();
   Element* staged = reinterpret_cast<Element*>(shared_memory);  // [input channel][output channel][tap]
+  constexpr int kRow = pack_row(kShape);
   constexpr int kPlane = pack_plane(kShape);
   constexpr int kParts = pack_parts(kShape);
   const int first_slab = blockIdx.x / kParts * kSlabs;  // of the group's channels, chunks included
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
     const bool ins_before_taps = params.weight_strides[0] == 1 && kTaps > 1 && !outs_first;
     const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
-#pragma unroll 8
+#pragma unroll 16
     for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
       const int tap = outs_first ? i / kShape.block_channels % kTaps : ins_before_taps ? i / kIns % kTaps : i % kTaps;
       const int outer = i / kTaps;
@@ -70,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
       const int out_channel = outs_first                     ? i % kShape.block_channels
                               : ins_before_taps || ins_first ? outer / kIns
                                                              : outer % kShape.block_channels;
-      staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
+      staged[v * kPlane + out_channel * kRow + tap] = load(v, out_channel, tap);
     }
     __syncthreads();
   }
@@ -120,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
         for (int v = 0; v < kVector; ++v) {
           const int in_channel = slab * kVector + v;
           values[v] = tap < 0   ? Element(0)
-                      : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
+                      : kStaged ? staged[in_channel * kPlane + channel * kRow + tap]
                                 : load(in_channel, channel, tap);
         }
         put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),

@@ -502,12 +502,11 @@ struct TileShape {
 // as many slabs of a chunk as fit, or (0) none.
 constexpr int kPackThreads = 256;
 constexpr int kMostPackBytes = 48 * 1024;
-constexpr int pack_plane(const TileShape& shape) {
-  return shape.block_channels * shape.kernel[0] * shape.kernel[1] * shape.kernel[2] |
-         1;  // odd: lanes spread over the banks
-}
+// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
+constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
+constexpr int pack_plane(const TileShape& shape) { return shape.block_channels * pack_row(shape) | 1; }
 constexpr int pack_slabs(const TileShape& shape) {
-  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
   int slabs = shape.slabs;
   while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
   // More per block only as long as there are blocks enough for a chip.
