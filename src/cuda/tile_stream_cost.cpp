@@ -77,7 +77,7 @@ double mean_backs(const TileShape& shape) {
 // How many bytes are read for each byte of weights that is wanted, where they are read in place: taps of one phase lie
 // between those of others.
 double read_per_weight(const TileShape& shape) {
-  if (shape.packed || shape.weight_steps[2] != 1) return 1;
+  if (shape.copies_weights() || shape.weight_steps[2] != 1) return 1;
   double taps = 1;
   double wanted = 1;
   for (int a = 0; a < 3; ++a) {
@@ -91,7 +91,7 @@ double read_per_weight(const TileShape& shape) {
 
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
-  if (shape.packed || shape.keeps_weights) return 0;
+  if (shape.copies_weights() || shape.keeps_weights) return 0;
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
@@ -150,7 +150,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
   const double traffic = (input_bytes + (shape.keeps_weights ? 0 : weight_bytes * read_per_weight(shape)) +
                           0.48 * outputs * shape.element_bytes * gaps) /
-                         (shape.packed || shape.keeps_weights ? 64 : 30);
+                         (shape.copies_weights() || shape.keeps_weights ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores; where weights are kept, its teams
   // go on by themselves.
   const int others = (shape.keeps_weights ? shape.column_teams : shape.blocks_per_multiprocessor) - 1;
@@ -167,7 +167,10 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double latency =
       (shape.stays ? 600 : 230) +
       std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams, weight_loading_cycles(shape)) +
-      0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
+      0.46 * epilogue +
+      (shape.gathers_vectors()  ? 5000
+       : shape.depth_blocks > 1 ? 11100
+                                : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);
@@ -205,7 +208,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // Among cuts that the memory bounds, those with less to compute.
   const double besides = (shape.gradient ? 0.05 : 0.03) * std::min(computed, transfer);
   // A call that is over before its launches are is better off with one, even where that takes a little longer.
-  const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
+  const double launches = !shape.copies_weights() && problem.batch == 1 ? 0.8 : 1.0;
   return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
          gradient_surplus(shape);
 }

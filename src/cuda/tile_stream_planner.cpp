@@ -187,13 +187,14 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int at_start = shape.registers_at_start();
     const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
     shape.stays = shape.depth_blocks == 1 && at_start >= least_to_stay;
-    shape.store_vector = shape.stays ? store_vector : 0;
+    const bool gathers = shape.depth_blocks > 1 && store_vector >= 4;
+    shape.store_vector = shape.stays || gathers ? store_vector : 0;
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    const int least = shape.packed          ? kLeastRegisters
-                      : shape.keeps_weights ? kLeastRegistersToKeep
-                                            : kLeastRegistersInPlace;
+    const int least = shape.copies_weights() ? kLeastRegisters
+                      : shape.keeps_weights  ? kLeastRegistersToKeep
+                                             : kLeastRegistersInPlace;
     if (at_start < least) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
@@ -276,6 +277,28 @@ bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned
   return true;
 }
 
+// Weights in boxes by the copy engine: each tap's channels are whole chunks, side by side in memory.
+bool set_weight_boxes(TileShape& shape, const Problem& problem) {
+  if (!shape.gradient || !shape.tensor_copies || shape.math == TileMath::fp32x3) return false;
+  const Strides& strides = problem.weight_strides;
+  bool one_tap = true;
+  for (const Axis& axis : problem.axes) one_tap = one_tap && axis.kernel == 1;
+  if (strides[1] != 1 || shape.channels % shape.chunk_channels() != 0) return false;
+  if (!one_tap && (!has_dense_taps(problem) || strides[4] != shape.channels)) return false;
+  shape.packed = false;
+  shape.weight_boxes = true;
+  return true;
+}
+
+// Once it is known how outputs leave, which sets the order of the rows.
+bool fits_weight_boxes(const TileShape& shape, const Problem& problem) {
+  constexpr int kTurn = 64;  // vectors that the rounding warps take at once
+  if (shape.rounds_boxes() && shape.weight_back_pitch() % kTurn != 0) return false;
+  return shape.rows() == shape.block_channels && shape.out_channels % shape.reordered_rows() == 0 &&
+         shape.rows() % shape.reordered_rows() == 0 &&
+         can_map(weight_boxes_of(shape, problem.groups, problem.weight_strides[0]));
+}
+
 constexpr int kMostWavesInPlace = 8;
 
 void add_candidate(const Problem& problem, const DeviceProperties& device, const TileShape& shape,
@@ -291,6 +314,23 @@ void add_candidate(const Problem& problem, const DeviceProperties& device, const
 }
 
 }  // namespace
+
+TensorBoxes weight_boxes_of(const TileShape& shape, std::int64_t groups, std::int64_t row_stride) {
+  const std::int64_t rows = groups * shape.out_channels;
+  const std::int64_t depth = std::int64_t{shape.channels} * shape.kernel[0] * shape.kernel[1] * shape.kernel[2];
+  if (shape.reordered_rows() == 1) {
+    return {.element_bytes = shape.element_bytes,
+            .sizes = {depth, rows, 1, 1, 1},
+            .strides = {row_stride, 0, 0, 0},
+            .box = {shape.chunk_channels(), shape.rows(), 1, 1, 1}};
+  }
+  // row_of_channel: pairs of neighbours, of four threads, then the other pairs of their vectors.
+  const int vector = shape.store_vector;
+  return {.element_bytes = shape.element_bytes,
+          .sizes = {depth, 2, 4, vector / 2, rows / (4 * vector)},
+          .strides = {row_stride, vector * row_stride, 2 * row_stride, 4 * vector * row_stride},
+          .box = {shape.chunk_channels(), 2, 4, vector / 2, shape.rows() / (4 * vector)}};
+}
 
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
                  std::vector<TileCandidate>& candidates) {
@@ -362,6 +402,9 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           add(true, false);
           if (few_blocks) add(false, false);
           if (may_keep && !add(false, true)) add(true, true);
+          TileShape boxes = shape;
+          if (set_weight_boxes(boxes, problem) && complete_stream(boxes, device) && fits_weight_boxes(boxes, problem))
+            add_candidate(problem, device, boxes, candidates);
         }
       }
     }

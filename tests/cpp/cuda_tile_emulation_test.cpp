@@ -204,6 +204,35 @@ TEST_F(EmulatedTile, GradientByPlaneBoxes) {
   }
 }
 
+// Gradients whose weights the copy engine brings from a channels-last tensor: rows as they are and in the order in
+// which vectors are stored, rounded and not, taps of one residue and of lines, short rows of channels, tails of rows,
+// groups, blocks of a cluster that share a sum.
+TEST_F(EmulatedTile, WeightBoxes) {
+  const std::vector<Problem> problems = {
+      make(2, 48, 64, 1, {axis(5, 3, 2, 1, 1), axis(7, 4, 2, 1)}),
+      in(make(2, 64, 64, 1, {axis(5, 4, 2, 1), axis(9, 4, 2, 1)}), DType::bf16, Precision::strict),
+      make(1, 64, 512, 1, {axis(8, 4, 2, 1), axis(8, 4, 2, 1)}),
+      make(2, 48, 32, 1, {axis(6, 3, 1, 1), axis(9, 3, 1, 1)}),
+      make(2, 80, 16, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
+      make(1, 128, 64, 2, {axis(5, 5, 3, 2), axis(18, 4, 4, 0)}),
+      make(1, 64, 32, 1, {axis(60, 1, 1, 0)}),
+      make(1, 48, 32, 1, {axis(3, 2, 2, 0), axis(4, 3, 2, 1), axis(5, 2, 2, 0)}),
+      in(make(1, 96, 48, 1, {axis(5, 4, 2, 0), axis(6, 4, 2, 0)}), DType::f16, Precision::strict),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Problem& dense = problems[i];
+    Problem problem = in(dense, dense.dtype, dense.dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    problem.direction = Direction::grad_input;
+    const auto boxes = [](const TileShape& shape) { return shape.weight_boxes; };
+    check_streams(problem, boxes, [](const TileShape& shape) {
+      return std::array{shape.reordered_rows() > 1, test::takes_all() && shape.stays,
+                        test::takes_all() && shape.column_teams > 1, test::takes_all() && shape.rows() > 64};
+    });
+  }
+}
+
 // Small images: blocks of one residue of an axis have cells of their own, one cell apart from those of others, whatever
 // padding and output padding do to the ends of a row.
 TEST_F(EmulatedTile, CellsOfOneResidue) {
@@ -355,6 +384,7 @@ TEST_F(EmulatedTile, GradientByWarpgroups) {
           make(2, 80, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
           make(1, 40, 3, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}),
           make(1, 40, 12, 1, {axis(7, 3, 7, 0, 2)}),
+          in(make(1, 40, 12, 1, {axis(5, 200, 40, 8)}), DType::bf16),  // weights that are packed from where they lie
           in(make(1, 40, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), DType::bf16),
           in(make(1, 40, 36, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}), DType::f32, Precision::tf32, true),
       },

@@ -4,8 +4,9 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), weights are read in place (kWeightsInPlace) and how outputs leave (kStores: 0 through shared memory
-// as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels).
+// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine)
+// and how outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from
+// the sums in vectors of channels, 3 from the sums of several blocks in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -13,8 +14,10 @@
 #include "tile_stream_copies.cuh"
 #endif
 #include "tile_stream_team.cuh"
-#if kWeightsInPlace
+#if kWeights == 1
 #include "tile_stream_weights.cuh"
+#elif kWeights == 2
+#include "tile_stream_weight_boxes.cuh"
 #endif
 
 #include "tile_store.cuh"
@@ -22,6 +25,8 @@
 #include "tile_stream_store_image.cuh"
 #elif kStores == 2
 #include "tile_stream_store_channels.cuh"
+#elif kStores == 3
+#include "tile_stream_store_gather.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -197,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
-#if kWeightsInPlace
+#if kWeights == 1
   if (loader >= kStreamThreads) {
     ptx::give_registers<kShape.weight_registers()>();
     if (loader == kStreamThreads) prefetch_weights(params);
@@ -212,6 +217,20 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
 #endif
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
+#if kWeights == 2
+    if (loader >= 32) {
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        if (loader == kInputThreads) {
+          stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, weight_ring, slot);
+        } else if (kShape.rounds_boxes() && loader < kInputThreads) {
+          round_weight_boxes(barriers, weight_ring, loader - 32, slot);
+        }
+      });
+      return;
+    }
+#endif
     if (loader < kInputThreads) {
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
@@ -231,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
     return;
   }
-#if kWeightsInPlace
+#if kWeights == 1
   if (kShape.keeps_weights && threadIdx.x < kStreamThreads) {
     RingPlace<kShape.weight_ring> slot;
     load_stream_weights(params, block_rows(0), 0, barriers, weight_ring, threadIdx.x, slot);
@@ -248,6 +267,9 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
 #elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells), team);
+#elif kStores == 3
+    sync_storing();
+    store_gathered(params, place, team, input_ring);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);

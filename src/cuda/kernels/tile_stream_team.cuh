@@ -21,6 +21,14 @@ constexpr int kUnrolledItems =
     kPlanes == 1 ? kItems * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
 constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
 
+// What all descriptors of weights have in common: the step between eights of rows, and how columns are swapped.
+constexpr unsigned long long kDescriptor = static_cast<unsigned long long>(8 * kShape.weight_row_pitch()) << 32 |
+                                           static_cast<unsigned long long>(!kShape.weight_boxes ? 0
+                                                                           : kShape.slabs == 8  ? 1
+                                                                           : kShape.slabs == 4  ? 2
+                                                                                                : 3)
+                                               << 62;
+
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
   int at[4];  // sample, depth, height, width
@@ -233,12 +241,13 @@ struct CellTeam {
       const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
       const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
                          item % kSteps * 2 * kShape.weight_slab_pitch();
+      constexpr int kTilePitch = kShape.row_unit * kShape.weight_row_pitch();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sums[i][tile], cells[first + i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+          multiply(sums[i][tile], cells[first + i + line_place(back)], kDescriptor | (b + tile * kTilePitch));
         }
       }
     }
