@@ -43,7 +43,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
-  text += number(s.weight_vector) + list(s.weight_steps) + ", ";
+  text += number(s.weight_vector) + list(s.weight_steps) + ", static_cast<WeightBoxes>(" +
+          std::to_string(static_cast<int>(s.weight_boxes)) + "), ";
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
           ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
@@ -134,6 +135,29 @@ std::string weight_places(const TileShape& shape) {
   return "__constant__ int kWeightPlaces[] = {" + places + "};\n";
 }
 
+// Streams with boxes of weights: where the taps stand, as tile_stream_weight_boxes.cuh wants them.
+std::string weight_taps(const TileShape& shape) {
+  std::string taps;
+  std::string boxes;
+  for (int group = 0; group < shape.all_plane_groups(); ++group) {
+    std::vector<int> found(static_cast<std::size_t>(shape.stages_per_chunk()));
+    for (int back = 0; back < shape.all_backs(); ++back) {
+      for (int slot = 0; slot < shape.all_slots(); ++slot) {
+        const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
+                              slot % shape.slots[2]};
+        const int tap = shape.gradient ? gradient_tap(shape, plane_group(shape, group), back)
+                                       : phase_tap(shape, {0, 0, 0}, slots, back);
+        const int height = tap / shape.kernel[2];
+        const int place = height / shape.kernel[1] << 20 | height % shape.kernel[1] << 10 | tap % shape.kernel[2];
+        taps += std::to_string(tap < 0 ? -1 : place) + ", ";
+        found[static_cast<std::size_t>(back / shape.stage_backs)] += tap < 0 ? 0 : 1;
+      }
+    }
+    for (const int count : found) boxes += std::to_string(count) + ", ";
+  }
+  return "__constant__ int kWeightTaps[] = {" + taps + "};\n__constant__ int kStageBoxes[] = {" + boxes + "};\n";
+}
+
 KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {
   KernelSource source;
   source.file = file;
@@ -148,15 +172,15 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
-    source.config += std::string("#define kWeightsInPlace ") + (shape.packed ? "0" : "1") + "\n";
-    if (!shape.packed) source.config += weight_places(shape);
+    source.config += std::string("#define kWeights ") + (shape.packed ? "0" : shape.loads_weights() ? "1" : "2") + "\n";
+    if (!shape.packed) source.config += shape.loads_weights() ? weight_places(shape) : weight_taps(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStores ") +
                      (shape.image_row > 0      ? "1"
                       : shape.store_vector > 0 ? "2"
                                                : "0") +
                      "\n";
-    source.config += wgmma_from_registers(shape.math, shape.row_unit);
+    source.config += wgmma_from_registers(shape.math, shape.row_unit, shape.weight_boxes == WeightBoxes::of_rows);
   } else if (shape.warpgroup) {
     source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
   }
@@ -214,7 +238,7 @@ class TileKernel final : public Kernel {
     const void* const input = shape_.gradient ? buffers.output : buffers.input;
     void* const output = shape_.gradient ? buffers.input : buffers.output;
     const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
-    const bool weight_vectors = shape_.wide_weights || shape_.weight_vector > 1;
+    const bool weight_vectors = shape_.wide_weights || shape_.weight_vector > 1 || shape_.has_weight_boxes();
     if ((shape_.wide_input && misses(input)) || (weight_vectors && misses(buffers.weight)) ||
         (shape_.stores_vectors() && misses(output))) {
       if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
@@ -236,7 +260,8 @@ class TileKernel final : public Kernel {
                                 .block = static_cast<unsigned>(shape_.threads()),
                                 .overlaps_previous = packs && overlaps_pack_};
     if (shape_.tensor_copies) {
-      TensorTileParams with_map{params, input_map(input)};
+      TensorTileParams with_map{params, input_map(input), {}};
+      if (shape_.has_weight_boxes()) with_map.weight = tensor_map(weight_map(buffers.weight), device_);
       void* arguments[] = {&with_map};
       kernel_.launch(device_, launch, arguments, execution.stream);
     } else {
@@ -282,7 +307,9 @@ class TileKernel final : public Kernel {
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
     text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
             " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
-            (s.packed ? "packed" : "in place");
+            (s.packed            ? "packed"
+             : s.loads_weights() ? "in place"
+                                 : "in boxes");
     return text;
   }
 
@@ -299,6 +326,12 @@ class TileKernel final : public Kernel {
                        .box = {s.chunk_channels(), s.box(2), s.box(1), s.box(0), s.tile[0]},
                        .steps = {1, s.box_stride(2), s.box_stride(1), s.box_stride(0), 1}},
                       device_);
+  }
+
+  TensorBoxes weight_map(const void* weight) const {
+    TensorBoxes boxes = weight_boxes_of(shape_, params_.groups, params_.weight_strides);
+    boxes.address = weight;
+    return boxes;
   }
 
   TileParams params_of(const Problem& problem) const {
@@ -358,7 +391,7 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
   if (candidate.shape.wide_input || candidate.shape.wide_weights || candidate.shape.weight_vector > 1 ||
-      candidate.shape.stores_vectors()) {
+      candidate.shape.has_weight_boxes() || candidate.shape.stores_vectors()) {
     const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }

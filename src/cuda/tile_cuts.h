@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "cuda/tensor_map.h"
 #include "cuda/tile.h"
 
 namespace tconv::cuda {
@@ -23,8 +24,9 @@ bool set_span(TileShape& shape, const Axis& axis, int a, int span);
 // Whether each phase of a block has a tap at each distance, so that no product can be left out.
 bool every_phase_has_every_tap(const TileShape& shape);
 
-// Lengths into which `whole` may be cut, none above `most`: even cuts and round numbers.
-std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most);
+// Lengths into which `whole` may be cut, none above `most`: even cuts, the longest `choices` of them, and round
+// numbers.
+std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most, int choices = 4);
 
 // Boxes of cells that fill at most `columns` columns of the shape's teams: samples, depth, height, width.
 using CellTile = std::array<int, 4>;
@@ -50,6 +52,12 @@ void set_stores(const Problem& problem, TileShape& shape, bool aligned);
 // Whether the copy engine takes an image's lines to the tensor: long ones, which leave while the next tile is
 // multiplied.
 bool sends_lines(const TileShape& shape);
+
+// Weights as the copy engine sees them, whatever their address: `strides` of a summed channel, a row's channel, depth,
+// height and width.
+TensorBoxes weight_boxes_of(const TileShape& shape, long long groups, const long long (&strides)[5]);
+// Lets the copy engine bring them; false: they don't lie as it needs them.
+bool set_weight_boxes(TileShape& shape, const Problem& problem, bool aligned);
 
 // Cuts for blocks whose warps have roles (kernels/tile_stream.cuh), where the device and the tensors allow them.
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,

@@ -88,11 +88,13 @@ std::vector<CellTile> stacked_planes(const Problem& problem, const TileShape& sh
   const std::int64_t others = tile_cells(shape, problem, across - 1);
   const std::int64_t width = tile_cells(shape, problem, 2);
   std::vector<CellTile> planes;
+  const bool pixels = shape.tensor_copies && shape.output_channels_last;
   for (const int w : cut_lengths(width, 64)) {
     if (w < std::min<std::int64_t>(width, 16)) continue;
     CellTile plane = {1, 1, 1, w};
     plane[across] = static_cast<int>(std::min<std::int64_t>(others, 64 / w));
-    if (w == width && plane[across] == others)
+    // Parts of several samples are short pieces of rows, but not of pixels with all their channels.
+    if ((w == width || pixels) && plane[across] == others)
       plane[0] = static_cast<int>(std::min<std::int64_t>(problem.batch, 64 / (w * others)));
     planes.push_back(plane);
   }
@@ -162,8 +164,9 @@ bool set_plane_boxes(TileShape& shape, std::int64_t groups) {
   return true;
 }
 
-// Fits rings and residency around rows and cells; false when it cannot be built.
-bool complete_stream(TileShape& shape, const DeviceProperties& device) {
+// Fits rings and residency around rows and cells; false when it cannot be built. `alone`: a grid with no more blocks
+// than multiprocessors, each of which may have all of one.
+bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alone = false) {
   const int used = shape.all_slots() * shape.block_channels;
   shape.all_taps = every_phase_has_every_tap(shape);
   const bool apart = !shape.all_taps && shape.block_channels % 8 == 0 && shape.block_channels >= 16;
@@ -180,7 +183,8 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   const int store_vector = shape.store_vector;
   const int image_row = shape.image_row;
   for (const int blocks : {3, 2, 1}) {
-    if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
+    if (alone && blocks > 1) continue;
+    if (!alone && blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
     shape.blocks_per_multiprocessor = blocks;
     const int at_start = shape.registers_at_start();
     const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
@@ -189,7 +193,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    if (at_start < (shape.packed ? kLeastRegisters : kLeastRegistersInPlace)) continue;
+    if (at_start < (shape.loads_weights() ? kLeastRegistersInPlace : kLeastRegisters)) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
@@ -200,12 +204,13 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_line = shape.line_backs() * parts * shape.slabs * shape.rows() * 16;
-    const int most = (blocks == 1 ? 32 : 16) * 1024;
+    const int most = (blocks == 1 && !alone ? 32 : 16) * 1024;
     const int lines = shape.all_backs() / shape.line_backs();
     const int stage_lines = std::clamp(most / per_line, 1, lines);
     shape.stage_backs = static_cast<int>(ceil_div(lines, ceil_div(lines, stage_lines))) * shape.line_backs();
     // Blocks that stay load the next tile's chunks, too.
-    const int most_inputs = shape.stays ? 4 : std::min(4, shape.block_chunks());
+    const int most_slots = alone ? 8 : 4;
+    const int most_inputs = shape.stays ? most_slots : std::min(most_slots, shape.block_chunks());
     shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
     if (shape.shared_bytes() > room) shape.input_ring = std::min(2, shape.block_chunks());
@@ -213,7 +218,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     for (bool grew = true; grew;) {
       grew = false;
       for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
-        const int limit = ring == &shape.input_ring ? most_inputs : 4;
+        const int limit = ring == &shape.input_ring ? most_inputs : most_slots;
         if (*ring >= limit) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
@@ -315,6 +320,8 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
     bool fits = true;
     for (int a = 0; a < kSpatialAxes; ++a) fits = fits && set_span(shape, problem.axes[a], a, span[a]);
     if (!fits || shape.skips_backs()) continue;
+    // Half of a product's least columns, where the copy engine brings both operands: more blocks for small layers.
+    const int least_columns = base.tensor_copies && base.output_channels_last && base.element_bytes == 2 ? 32 : 64;
     std::map<int, std::vector<CellTile>> tiles_of;  // by columns
     std::vector<int> channel_counts = channel_choices(base);
     for (const int channels : {192, 256}) {
@@ -322,7 +329,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
     }
     for (const int channels : channel_counts) {
       const std::int64_t used = static_cast<std::int64_t>(shape.all_slots()) * channels;
-      if (used < 12 || used > 256 || (used < 64 && channels < base.out_channels)) continue;
+      if (used < 12 || used > 256 || (used < least_columns && channels < base.out_channels)) continue;
       if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
       shape.block_channels = channels;
       for (const auto& [tiles, teams] : cell_teams(base)) {
@@ -341,10 +348,15 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem)) continue;
           TileShape in_place = shape;
+          TileShape in_boxes = shape;
           const bool few_blocks = tile_blocks(shape, problem) <= kMostWavesInPlace * device.multiprocessors;
           if (complete_stream(shape, device) && may_pack(shape, problem))
             add_candidate(problem, device, shape, candidates);
-          if (few_blocks && set_weights_in_place(in_place, problem, aligned) && complete_stream(in_place, device))
+          const bool alone = tile_blocks(shape, problem) <= device.multiprocessors;
+          const bool boxed = set_weight_boxes(in_boxes, problem, aligned) && complete_stream(in_boxes, device, alone);
+          if (boxed) add_candidate(problem, device, in_boxes, candidates);
+          if (!boxed && few_blocks && set_weights_in_place(in_place, problem, aligned) &&
+              complete_stream(in_place, device))
             add_candidate(problem, device, in_place, candidates);
         }
       }

@@ -171,6 +171,41 @@ TEST_F(EmulatedTile, ChannelsLast) {
   EXPECT_GE(vectors, static_cast<int>(count));
 }
 
+// Weights out of the tensor by the copy engine, neighbours along the rows or along the sum: taps that some phases lack,
+// one phase a block, tails of channels, groups, gradients whose residues differ in taps, blocks that share a sum.
+TEST_F(EmulatedTile, WeightsInBoxes) {
+  const auto boxed = [](Problem problem, bool of_sums, DType dtype = DType::bf16) {
+    problem = in(std::move(problem), dtype, Precision::strict, true);
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    if (!of_sums) return problem;
+    Sizes turned = problem.weight_sizes();
+    std::swap(turned[0], turned[1]);
+    problem.weight_strides = channels_last_strides(turned);
+    std::swap(problem.weight_strides[0], problem.weight_strides[1]);
+    return problem;
+  };
+  const std::vector<Problem> problems = {
+      boxed(make(2, 40, 96, 1, {axis(5, 3, 2, 1, 1), axis(9, 3, 2, 0)}), false),
+      boxed(make(3, 72, 40, 1, {axis(5, 4, 2, 1), axis(9, 4, 2, 1)}), true),
+      boxed(make(1, 64, 128, 2, {axis(5, 2, 2, 0), axis(9, 2, 3, 0)}), false, DType::f16),
+      boxed(make(2, 64, 256, 1, {axis(6, 3, 1, 1), axis(40, 5, 1, 0)}), false),
+      boxed(make(1, 24, 64, 1, {axis(3, 3, 1, 1), axis(4, 3, 2, 1), axis(5, 4, 2, 1)}), true, DType::f16),
+      boxed(make(1, 2048, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)}), false),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  for (std::size_t i = 0; i < count; ++i) {
+    for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+      Problem problem = problems[i];
+      problem.direction = direction;
+      const auto in_boxes = [](const TileShape& shape) { return shape.has_weight_boxes(); };
+      check_streams(problem, in_boxes, [](const TileShape& shape) {
+        return std::array<int, 4>{shape.store_vector, shape.weight_row_bytes(), shape.follows_residue(2) ? 1 : 0,
+                                  test::takes_all() && shape.stacks_tiles() ? 1 : 0};
+      });
+    }
+  }
+}
+
 // Gradients whose residues come in boxes of their own: as many taps in each, fewer in some, none in others; strides
 // that differ between axes, samples that share a block, groups, two bytes, blocks of a cluster that share a sum.
 TEST_F(EmulatedTile, GradientByPlaneBoxes) {

@@ -14,6 +14,10 @@
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
 enum class TileMath : int { tf32, f16, bf16, fp32x3 };
 
+// Whether the copy engine brings weights out of the tensor itself, as boxes of one tap: where channels of the rows are
+// neighbours there, or those of the sum.
+enum class WeightBoxes : int { none, of_rows, of_sums };
+
 // Threads of a streaming block that only load: three warps the input, one packed weights; weights that are read in
 // place have as many threads of their own.
 constexpr int kStreamThreads = 128;
@@ -100,6 +104,7 @@ struct TileShape {
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
+  WeightBoxes weight_boxes;
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -249,7 +254,7 @@ struct TileShape {
   // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
   // stores together are spread over as many eights as it takes.
   constexpr int row_of_channel(int channel) const {
-    if (!output_channels_last || store_vector <= 2) return channel;
+    if (!output_channels_last || store_vector <= 2 || has_weight_boxes()) return channel;
     const int group = 4 * store_vector;
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
@@ -260,7 +265,10 @@ struct TileShape {
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
-  constexpr int stream_threads() const { return !streams ? 0 : packed ? kStreamThreads : 2 * kStreamThreads; }
+  constexpr bool has_weight_boxes() const { return weight_boxes != WeightBoxes::none; }
+  // Streams: whether warps of their own bring the weights.
+  constexpr bool loads_weights() const { return !packed && !has_weight_boxes(); }
+  constexpr int stream_threads() const { return !streams ? 0 : loads_weights() ? 2 * kStreamThreads : kStreamThreads; }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
@@ -271,7 +279,7 @@ struct TileShape {
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
   constexpr int weight_registers() const {
-    if (packed) return 0;
+    if (!loads_weights()) return 0;
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
@@ -394,6 +402,29 @@ struct TileShape {
   constexpr int weight_back_pitch() const {
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
   }
+  // Boxes of weights: rows of shared memory hold neighbouring channels, `weight_run` of the block's at a time or all of
+  // a chunk's, and the other ones follow. All steps are in 16 bytes: to the next step of depth, row tile, and eight
+  // rows of shared memory, and (`weight_run`) to the next run.
+  constexpr int weight_run() const { return block_channels % 64 == 0 ? 64 : block_channels % 32 == 0 ? 32 : 16; }
+  constexpr int weight_runs() const { return weight_boxes == WeightBoxes::of_rows ? block_channels / weight_run() : 1; }
+  constexpr int weight_row_bytes() const {
+    return weight_boxes == WeightBoxes::of_rows ? weight_run() * element_bytes : slabs * 16;
+  }
+  constexpr int weight_box_bytes() const { return block_channels / weight_runs() * slabs * 16; }
+  constexpr int weight_depth_pitch() const {
+    if (!has_weight_boxes()) return 2 * weight_slab_pitch();
+    return weight_boxes == WeightBoxes::of_rows ? weight_row_bytes() : 2;
+  }
+  constexpr int weight_tile_pitch() const { return has_weight_boxes() ? row_unit * slabs : row_unit; }
+  constexpr int weight_leading_pitch() const {
+    return has_weight_boxes() ? weight_box_bytes() / 16 : weight_slab_pitch();
+  }
+  // The high word of the weights' descriptor: the step between groups of eight rows, and how columns are swapped.
+  constexpr unsigned weight_descriptor() const {
+    if (!has_weight_boxes()) return 8;
+    const unsigned kind = weight_row_bytes() == 128 ? 1 : weight_row_bytes() == 64 ? 2 : 3;
+    return kind << 30 | static_cast<unsigned>(weight_row_bytes() / 2);
+  }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
   constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
@@ -456,8 +487,12 @@ struct TileShape {
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
+  // Sums in the order of the tensor's channels: what a warp exchanges to have whole vectors of them, twice.
+  constexpr bool exchanges_channels() const { return has_weight_boxes() && store_vector > 2; }
+  constexpr int exchange_bytes() const { return exchanges_channels() ? 2 * 16 * multiplying_threads() : 0; }
   constexpr int barrier_offset() const {
-    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged =
+        store_vector > 0 ? exchange_bytes() : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
@@ -524,4 +559,5 @@ struct alignas(64) TensorMap {
 struct TensorTileParams {
   TileParams tile;
   TensorMap input;
+  TensorMap weight;  // where the shape has boxes of them
 };

@@ -4,8 +4,9 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), weights are read in place (kWeightsInPlace) and how outputs leave (kStores: 0 through shared memory
-// as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels).
+// (kTensorCopies), how weights come (kWeights: 0 packed, 1 loaded in place, 2 as boxes by the copy engine) and how
+// outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums
+// in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -13,8 +14,10 @@
 #include "tile_stream_copies.cuh"
 #endif
 #include "tile_stream_team.cuh"
-#if kWeightsInPlace
+#if kWeights == 1
 #include "tile_stream_weights.cuh"
+#elif kWeights == 2
+#include "tile_stream_weight_boxes.cuh"
 #endif
 
 #include "tile_store.cuh"
@@ -39,7 +42,8 @@ struct StreamReader {
   }
   // Shared-memory descriptors count in 16 bytes: start, and the step between slabs of depth.
   __device__ __forceinline__ unsigned weight_stage() const {
-    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
+    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_leading_pitch()
+                                                                                           << 16;
   }
 
   // One item: multiplies its fragments while those of the next one are loaded.
@@ -196,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
-#if kWeightsInPlace
+#if kWeights == 1
   if (loader >= kStreamThreads) {
     ptx::give_registers<kShape.weight_registers()>();
     if (loader == kStreamThreads) prefetch_weights(params);
@@ -215,13 +219,21 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
-    } else if (kShape.packed && loader == kInputThreads) {
-      ptx::wait_for_previous_kernel();
+    } else if (!kShape.loads_weights() && loader == kInputThreads) {
       RingPlace<kShape.weight_ring> slot;
+#if kWeights == 2
+      prefetch_weights(params);
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, weight_ring, slot);
+      });
+#else
+      ptx::wait_for_previous_kernel();
       for_each_tile([&](int tile) {
         const BlockPlace place = block_place(params, tile);
         stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
       });
+#endif
     }
     return;
   }
@@ -235,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
 #if kStores == 1
     OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
 #elif kStores == 2
-    store_directly(VectorStore(params, place.rows, place.cells), team);
+    store_directly(VectorStore(params, place.rows, place.cells, input_ring + kShape.pipeline_bytes()), team);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);

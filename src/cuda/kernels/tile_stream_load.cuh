@@ -28,7 +28,7 @@ struct StreamBarriers {
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), kShape.packed ? 1 : kStreamThreads);
+      ptx::init_barrier(weight_full(slot), kShape.loads_weights() ? kStreamThreads : 1);
       ptx::init_barrier(weight_empty(slot), kReaders);
     }
     ptx::publish_barriers();
@@ -66,6 +66,19 @@ __device__ __forceinline__ int chunk_backs([[maybe_unused]] int chunk) {
 #else
   return kShape.all_backs();
 #endif
+}
+
+// Blocks that begin together wait for the same weights at every stage: each asks for a part of all of them at once, so
+// that they come from the L2 cache from then on. By one thread.
+__device__ __forceinline__ void prefetch_weights(const TileParams& params) {
+  constexpr long long kPiece = 4096;
+  if (reinterpret_cast<unsigned long long>(params.weight) % 16 != 0) return;
+  for (long long begin = blockIdx.x * kPiece; begin < params.weight_bytes; begin += gridDim.x * kPiece) {
+    const long long left = (params.weight_bytes - begin) / 16 * 16;
+    if (left > 0)
+      ptx::prefetch_bulk(static_cast<const char*>(params.weight) + begin,
+                         static_cast<unsigned>(left < kPiece ? left : kPiece));
+  }
 }
 
 // One thread asks for all weights.

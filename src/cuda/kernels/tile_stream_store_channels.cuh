@@ -10,13 +10,15 @@ struct VectorStore {
   const TileParams& params;
   const BlockRows& rows;
   const BlockCells& cells;
-  Element* origin;  // the output of the tile's first cell and residue, which may lie outside, and its first channel
-  int channels;     // of the block that exist
-  bool whole;       // all outputs of the tile are inside
+  Element* origin;    // the output of the tile's first cell and residue, which may lie outside, and its first channel
+  int channels;       // of the block that exist
+  bool whole;         // all outputs of the tile are inside
+  unsigned exchange;  // shared memory of the warp
 
   __device__ __forceinline__ VectorStore(const TileParams& tile_params, const BlockRows& block_rows,
-                                         const BlockCells& block_cells)
+                                         const BlockCells& block_cells, unsigned exchanges)
       : params(tile_params), rows(block_rows), cells(block_cells) {
+    exchange = exchanges + threadIdx.x / 32 * (kShape.exchange_bytes() / (kThreads / 32));
     channels = min(kShape.block_channels, kShape.out_channels - rows.first_channel);
     origin = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
              static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel;
@@ -48,14 +50,16 @@ struct VectorStore {
     return outputs * static_cast<int>(params.output_strides[2 + axis]);
   }
 
-  // All outputs of one cell of a tile; `half` says which of the thread's two.
+  // All outputs of one cell of a tile; `half` says which of the thread's two. Warps come together.
   __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place) const {
     unsigned exists[3] = {~0u, ~0u, ~0u};
+    bool wanted = place.exists;
     if (!whole) {
-      if (cells.first[0] + place.at[0] >= params.batch) return;
+      wanted = wanted && cells.first[0] + place.at[0] < params.batch;
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis) exists[axis] = inside(axis, place.at[1 + axis]);
     }
+    if (!kShape.exchanges_channels() && !wanted) return;
     int from = place.at[0] * static_cast<int>(params.output_strides[0]);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) from += distance(axis, place.at[1 + axis] * kShape.output_step(axis));
@@ -64,7 +68,8 @@ struct VectorStore {
     for (int slot = 0; slot < kShape.all_slots(); ++slot) {
       const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
                             slot % kShape.slots[2]};
-      if ((exists[0] >> slots[0] & exists[1] >> slots[1] & exists[2] >> slots[2] & 1) == 0) continue;
+      const bool has_slot = (exists[0] >> slots[0] & exists[1] >> slots[1] & exists[2] >> slots[2] & 1) != 0;
+      if (!kShape.exchanges_channels() && !has_slot) continue;
       int to = 0;
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis) to += distance(axis, kShape.residue_of(axis, slots[axis]));
@@ -75,10 +80,17 @@ struct VectorStore {
         float values[kVector];
 #pragma unroll
         for (int i = 0; i < kVector; ++i) values[i] = team.octet(tile, octet + i / 2)[half * 2 + i % 2];
-        store_group(first + to, group, values);
+        if constexpr (kShape.exchanges_channels()) {
+          const int turn = ((tile * 2 + half) * kShape.all_slots() + slot) * kGroups + group;
+          exchange_group(first + to, group, values, turn % 2, wanted && has_slot);
+        } else {
+          store_group(first + to, group, values);
+        }
       }
     }
-    if constexpr (kHasGaps) store_gaps(first, place);
+    if constexpr (kHasGaps) {
+      if (wanted) store_gaps(first, place);
+    }
   }
 
  private:
@@ -89,6 +101,26 @@ struct VectorStore {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) values[i] += bias_of(params, rows, channel + i);
     store_vector(pixel + channel, values);
+  }
+
+  // The same for sums of which a thread has two channels in each eight: the warp exchanges them, eight cells by 32
+  // channels, for one vector each. A row of an eight moves by two places from one to the next, so that reads meet no
+  // bank twice. `turn`: which of two pieces of shared memory, so that no lane overwrites what another has not read.
+  __device__ __forceinline__ void exchange_group(Element* pixel, int group, float (&values)[kVector], int turn,
+                                                 bool wanted) const {
+    const int lane = threadIdx.x % 32;
+    const auto place = [&](int octet, int cell) {
+      return exchange + turn * 512 + octet * 128 + (cell + 2 * octet) % 8 * 16;
+    };
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values[i] += bias_of(params, rows, group * 32 + i / 2 * 8 + lane % 4 * 2 + i % 2);
+    unsigned words[4];
+    pack_vector(values, words);
+    ptx::store_matrices(place(lane / 8, lane % 8), words);
+    __syncwarp();
+    ptx::load_shared<16>(place(lane % 4, lane / 4), words);
+    const int channel = (group * 4 + lane % 4) * kVector;
+    if (wanted && channel < channels) ptx::store_words(pixel + channel, words);
   }
 
   // Outputs of no phase.
@@ -124,7 +156,7 @@ __device__ __forceinline__ void store_directly(const VectorStore& store, const C
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const CellPlace place = cell_place(team.column(tile) + half * 8);
-      if (place.exists) store.store(team, tile, half, place);
+      store.store(team, tile, half, place);
     }
   }
 }

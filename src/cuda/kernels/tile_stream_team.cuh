@@ -224,6 +224,7 @@ struct CellTeam {
     }
   }
 
+  static constexpr unsigned long long kDescriptor = kShape.weight_descriptor();
   // With the fragments from `first` on.
   template <typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
@@ -232,13 +233,14 @@ struct CellTeam {
     for (int back = 0; back < kLine; ++back) {
       const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
       const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
-                         item % kSteps * 2 * kShape.weight_slab_pitch();
+                         item % kSteps * kShape.weight_depth_pitch();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sums[i][tile], cells[first + i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+          multiply(sums[i][tile], cells[first + i + line_place(back)],
+                   kDescriptor << 32 | (b + tile * kShape.weight_tile_pitch()));
         }
       }
     }

@@ -1,0 +1,51 @@
+// Stages of weights out of the tensor itself by the copy engine: a box for each tap, the channels that are neighbours
+// there in rows of up to 128 bytes, as wgmma's descriptors take them.
+//
+// The config defines kWeightTaps: for each group of planes, distance and slot, where the tap stands in the kernel (ten
+// bits each, the width's lowest) or -1, and kStageBoxes: for each group and stage, how many of them there are.
+#pragma once
+
+#include "tile_stream_load.cuh"
+
+// By one thread.
+__device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, const BlockRows& rows, int rank,
+                                                    const StreamBarriers& barriers, unsigned ring,
+                                                    RingPlace<kShape.weight_ring>& place) {
+  constexpr int kGroups = kShape.all_plane_groups();
+  constexpr int kSlots = kShape.all_slots();
+  constexpr int kStages = kShape.stages_per_chunk();
+  constexpr int kRun = kShape.block_channels / kShape.weight_runs();
+  constexpr bool kOfRows = kShape.weight_boxes == WeightBoxes::of_rows;
+  // The tensor's first channels are those of the layer's input, of all groups.
+  const int row = rows.first_channel + (kShape.gradient ? rows.group * kShape.out_channels : 0);
+  const int first_summed = kShape.gradient ? 0 : rows.group * kShape.channels;
+#pragma unroll 1
+  for (int index = 0; index < kShape.block_chunks(); ++index) {
+    const int chunk = rank * kShape.block_chunks() + index;
+    const int group = chunk % kGroups;
+    const int summed = first_summed + chunk / kGroups * kShape.chunk_channels();
+    const int stages = (chunk_backs(chunk) + kShape.stage_backs - 1) / kShape.stage_backs;
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) {
+      const unsigned full = barriers.weight_full(place.slot);
+      unsigned target = ring + place.slot * kShape.weight_stage_bytes();
+      const int first = stage * kShape.stage_backs;
+      const int backs = min(kShape.stage_backs, kShape.all_backs() - first);
+      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      ptx::expect_bytes(full, kStageBoxes[group * kStages + stage] * kShape.weight_runs() * kShape.weight_box_bytes());
+#pragma unroll 1
+      for (int i = 0; i < backs * kSlots; ++i) {
+        const int tap = kWeightTaps[(group * kShape.all_backs() + first) * kSlots + i];
+#pragma unroll 1
+        for (int run = 0; run < kShape.weight_runs(); ++run) {
+          const int at[5] = {kOfRows ? row + run * kRun : summed, (tap & 1023) + rows.first_residue[2],
+                             (tap >> 10 & 1023) + rows.first_residue[1], (tap >> 20) + rows.first_residue[0],
+                             kOfRows ? summed : row};
+          if (tap >= 0) ptx::copy_tensor(target, &stream.weight, at, full);
+          target += kShape.weight_box_bytes();
+        }
+      }
+      place.advance();
+    }
+  }
+}
