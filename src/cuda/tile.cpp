@@ -44,7 +44,7 @@ std::string initialiser(const TileShape& s) {
   text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
   text += number(s.weight_vector) + list(s.weight_steps) + ", static_cast<WeightBoxes>(" +
-          std::to_string(static_cast<int>(s.weight_boxes)) + "), ";
+          std::to_string(static_cast<int>(s.weight_boxes)) + "), " + number(s.box_ring);
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
           ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
@@ -172,8 +172,9 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
-    source.config += std::string("#define kWeights ") + (shape.packed ? "0" : shape.loads_weights() ? "1" : "2") + "\n";
-    if (!shape.packed) source.config += shape.loads_weights() ? weight_places(shape) : weight_taps(shape);
+    const int weights = shape.packed ? 0 : shape.rounds_boxes() ? 3 : shape.has_weight_boxes() ? 2 : 1;
+    source.config += "#define kWeights " + std::to_string(weights) + "\n";
+    if (!shape.packed) source.config += shape.has_weight_boxes() ? weight_taps(shape) : weight_places(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStores ") +
                      (shape.image_row > 0      ? "1"

@@ -71,7 +71,7 @@ double mean_backs(const TileShape& shape) {
 // How many bytes are read for each byte of weights that is wanted, where they are read in place: taps of one phase lie
 // between those of others.
 double read_per_weight(const TileShape& shape) {
-  if (!shape.loads_weights() || shape.weight_steps[2] != 1) return 1;
+  if (shape.packed || shape.has_weight_boxes() || shape.weight_steps[2] != 1) return 1;
   double taps = 1;
   double wanted = 1;
   for (int a = 0; a < 3; ++a) {
@@ -86,6 +86,10 @@ double read_per_weight(const TileShape& shape) {
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
   if (!shape.loads_weights()) return 0;
+  if (shape.rounds_boxes()) {
+    const double cells = static_cast<double>(shape.weight_stage_bytes()) / 16 / kStreamThreads;
+    return shape.block_chunks() * shape.stages_per_chunk() * (100 + 40 * cells);
+  }
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
@@ -140,7 +144,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
   const double traffic =
       (input_bytes + weight_bytes * read_per_weight(shape) + 0.48 * outputs * shape.element_bytes * gaps) /
-      (shape.loads_weights() ? 30 : 64);
+      (shape.packed || shape.has_weight_boxes() ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
   const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();

@@ -213,13 +213,14 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     const int most_inputs = shape.stays ? most_slots : std::min(most_slots, shape.block_chunks());
     shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
+    shape.box_ring = shape.rounds_boxes() ? 2 : 0;
     if (shape.shared_bytes() > room) shape.input_ring = std::min(2, shape.block_chunks());
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
-      for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
+      for (int* const ring : {&shape.weight_ring, &shape.input_ring, &shape.box_ring}) {
         const int limit = ring == &shape.input_ring ? most_inputs : most_slots;
-        if (*ring >= limit) continue;
+        if (*ring == 0 || *ring >= limit) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
         if (shape.shared_bytes() > room) --*ring;
@@ -353,7 +354,8 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           if (complete_stream(shape, device) && may_pack(shape, problem))
             add_candidate(problem, device, shape, candidates);
           const bool alone = tile_blocks(shape, problem) <= device.multiprocessors;
-          const bool boxed = set_weight_boxes(in_boxes, problem, aligned) && complete_stream(in_boxes, device, alone);
+          const bool boxed = (few_blocks || shape.element_bytes == 2) && set_weight_boxes(in_boxes, problem, aligned) &&
+                             complete_stream(in_boxes, device, alone);
           if (boxed) add_candidate(problem, device, in_boxes, candidates);
           if (!boxed && few_blocks && set_weights_in_place(in_place, problem, aligned) &&
               complete_stream(in_place, device))

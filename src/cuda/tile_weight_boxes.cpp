@@ -26,9 +26,11 @@ TensorBoxes weight_boxes_of(const TileShape& shape, long long groups, const long
 bool set_weight_boxes(TileShape& shape, const Problem& problem, bool aligned) {
   constexpr int kMostPlaces = 4096;  // in constant memory
   constexpr int kMostTaps = 1 << 10;
-  if (!shape.tensor_copies || !aligned || shape.element_bytes != 2 || shape.block_channels % 16 != 0) return false;
+  if (!shape.tensor_copies || !aligned || shape.block_channels % 16 != 0) return false;
+  const bool rounds = shape.element_bytes == 4;
+  if (rounds && (shape.gradient || shape.splits())) return false;
   // Channels in the order of the tensor are exchanged for vectors of eight.
-  if (shape.store_vector > 2 && shape.store_vector != shape.vector()) return false;
+  if (!rounds && shape.store_vector > 2 && shape.store_vector != shape.vector()) return false;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
     if (shape.kernel[a] >= kMostTaps) return false;
@@ -39,6 +41,7 @@ bool set_weight_boxes(TileShape& shape, const Problem& problem, bool aligned) {
   if (shape.gradient) std::swap(strides[0], strides[1]);
   if (strides[0] != 1 && strides[1] != 1) return false;
   shape.weight_boxes = strides[1] == 1 ? WeightBoxes::of_rows : WeightBoxes::of_sums;
+  if (rounds && shape.weight_boxes != WeightBoxes::of_rows) return false;
   shape.packed = false;
   return can_map(weight_boxes_of(shape, problem.groups, strides));
 }

@@ -15,7 +15,8 @@
 enum class TileMath : int { tf32, f16, bf16, fp32x3 };
 
 // Whether the copy engine brings weights out of the tensor itself, as boxes of one tap: where channels of the rows are
-// neighbours there, or those of the sum.
+// neighbours there, or those of the sum. Two-byte weights are multiplied as they come, those that have to be rounded
+// pass through warps that put them into the order of packed ones.
 enum class WeightBoxes : int { none, of_rows, of_sums };
 
 // Threads of a streaming block that only load: three warps the input, one packed weights; weights that are read in
@@ -105,6 +106,7 @@ struct TileShape {
   int weight_vector;
   int weight_steps[3];
   WeightBoxes weight_boxes;
+  int box_ring;  // stages of boxes that are rounded
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -254,7 +256,7 @@ struct TileShape {
   // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
   // stores together are spread over as many eights as it takes.
   constexpr int row_of_channel(int channel) const {
-    if (!output_channels_last || store_vector <= 2 || has_weight_boxes()) return channel;
+    if (!output_channels_last || store_vector <= 2 || multiplies_boxes()) return channel;
     const int group = 4 * store_vector;
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
@@ -266,8 +268,10 @@ struct TileShape {
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
   constexpr bool has_weight_boxes() const { return weight_boxes != WeightBoxes::none; }
+  constexpr bool multiplies_boxes() const { return has_weight_boxes() && element_bytes == 2; }
+  constexpr bool rounds_boxes() const { return has_weight_boxes() && element_bytes == 4; }
   // Streams: whether warps of their own bring the weights.
-  constexpr bool loads_weights() const { return !packed && !has_weight_boxes(); }
+  constexpr bool loads_weights() const { return !packed && !multiplies_boxes(); }
   constexpr int stream_threads() const { return !streams ? 0 : loads_weights() ? 2 * kStreamThreads : kStreamThreads; }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
@@ -405,23 +409,27 @@ struct TileShape {
   // Boxes of weights: rows of shared memory hold neighbouring channels, `weight_run` of the block's at a time or all of
   // a chunk's, and the other ones follow. All steps are in 16 bytes: to the next step of depth, row tile, and eight
   // rows of shared memory, and (`weight_run`) to the next run.
-  constexpr int weight_run() const { return block_channels % 64 == 0 ? 64 : block_channels % 32 == 0 ? 32 : 16; }
+  constexpr int weight_run() const {
+    int run = 128 / element_bytes;
+    while (run > 1 && block_channels % run != 0) run /= 2;
+    return run;
+  }
   constexpr int weight_runs() const { return weight_boxes == WeightBoxes::of_rows ? block_channels / weight_run() : 1; }
   constexpr int weight_row_bytes() const {
     return weight_boxes == WeightBoxes::of_rows ? weight_run() * element_bytes : slabs * 16;
   }
   constexpr int weight_box_bytes() const { return block_channels / weight_runs() * slabs * 16; }
   constexpr int weight_depth_pitch() const {
-    if (!has_weight_boxes()) return 2 * weight_slab_pitch();
+    if (!multiplies_boxes()) return 2 * weight_slab_pitch();
     return weight_boxes == WeightBoxes::of_rows ? weight_row_bytes() : 2;
   }
-  constexpr int weight_tile_pitch() const { return has_weight_boxes() ? row_unit * slabs : row_unit; }
+  constexpr int weight_tile_pitch() const { return multiplies_boxes() ? row_unit * slabs : row_unit; }
   constexpr int weight_leading_pitch() const {
-    return has_weight_boxes() ? weight_box_bytes() / 16 : weight_slab_pitch();
+    return multiplies_boxes() ? weight_box_bytes() / 16 : weight_slab_pitch();
   }
   // The high word of the weights' descriptor: the step between groups of eight rows, and how columns are swapped.
   constexpr unsigned weight_descriptor() const {
-    if (!has_weight_boxes()) return 8;
+    if (!multiplies_boxes()) return 8;
     const unsigned kind = weight_row_bytes() == 128 ? 1 : weight_row_bytes() == 64 ? 2 : 3;
     return kind << 30 | static_cast<unsigned>(weight_row_bytes() / 2);
   }
@@ -434,7 +442,7 @@ struct TileShape {
     return steps < most ? steps : most;
   }
   constexpr int pipeline_bytes() const {
-    return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
+    return input_stages() * input_stage_bytes() + (weight_stages() + box_ring) * weight_stage_bytes();
   }
 
   // The epilogue passes the outputs through shared memory, `turn_channels` of each phase at a time. For rows that leave
@@ -488,7 +496,7 @@ struct TileShape {
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   // Sums in the order of the tensor's channels: what a warp exchanges to have whole vectors of them, twice.
-  constexpr bool exchanges_channels() const { return has_weight_boxes() && store_vector > 2; }
+  constexpr bool exchanges_channels() const { return multiplies_boxes() && store_vector > 2; }
   constexpr int exchange_bytes() const { return exchanges_channels() ? 2 * 16 * multiplying_threads() : 0; }
   constexpr int barrier_offset() const {
     const int staged =
@@ -497,7 +505,7 @@ struct TileShape {
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
-    return streams ? 2 * (input_ring + weight_ring) : bulk_weights() ? weight_stages() : 0;
+    return streams ? 2 * (input_ring + weight_ring + box_ring) : bulk_weights() ? weight_stages() : 0;
   }
   constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.

@@ -4,7 +4,8 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), how weights come (kWeights: 0 packed, 1 loaded in place, 2 as boxes by the copy engine) and how
+// (kTensorCopies), how weights come (kWeights: 0 packed, 1 loaded in place, 2 as boxes by the copy engine, 3 as boxes
+// that are rounded) and how
 // outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums
 // in vectors of channels).
 #include "tile_stream_load.cuh"
@@ -16,7 +17,7 @@
 #include "tile_stream_team.cuh"
 #if kWeights == 1
 #include "tile_stream_weights.cuh"
-#elif kWeights == 2
+#elif kWeights >= 2
 #include "tile_stream_weight_boxes.cuh"
 #endif
 
@@ -185,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   const TileParams& params = tile_params(stream);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const unsigned input_ring = ptx::shared_address(shared_memory);
-  const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
+  [[maybe_unused]] const unsigned box_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
+  const unsigned weight_ring = box_ring + kShape.box_ring * kShape.weight_stage_bytes();
   const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
@@ -200,16 +202,21 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
-#if kWeights == 1
+#if kWeights == 1 || kWeights == 3
   if (loader >= kStreamThreads) {
     ptx::give_registers<kShape.weight_registers()>();
-    if (loader == kStreamThreads) prefetch_weights(params);
+    const int thread = loader - kStreamThreads;
     RingPlace<kShape.weight_ring> slot;
+#if kWeights == 3
+    RingPlace<kBoxRing> box;
+    for_each_tile([&](int) { round_weight_boxes(barriers, box_ring, weight_ring, thread, box, slot); });
+#else
+    if (thread == 0) prefetch_weights(params);
     for_each_tile([&](int tile) {
       const BlockPlace place = block_place(params, tile);
-      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring,
-                          loader - kStreamThreads, slot);
+      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring, thread, slot);
     });
+#endif
     return;
   }
 #endif
@@ -219,15 +226,16 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
-    } else if (!kShape.loads_weights() && loader == kInputThreads) {
-      RingPlace<kShape.weight_ring> slot;
-#if kWeights == 2
+    } else if ((kShape.packed || kShape.has_weight_boxes()) && loader == kInputThreads) {
+#if kWeights >= 2
+      RingPlace<kBoxRing> slot;
       prefetch_weights(params);
       for_each_tile([&](int tile) {
         const BlockPlace place = block_place(params, tile);
-        stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, weight_ring, slot);
+        stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, box_ring, slot);
       });
 #else
+      RingPlace<kShape.weight_ring> slot;
       ptx::wait_for_previous_kernel();
       for_each_tile([&](int tile) {
         const BlockPlace place = block_place(params, tile);

@@ -8,7 +8,9 @@
 constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
 constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
 
-// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+constexpr int kBoxRing = kShape.rounds_boxes() ? kShape.box_ring : kShape.weight_ring;
+
+// Barriers of the rings, in shared memory: a slot is full, and a slot is empty.
 struct StreamBarriers {
   unsigned base;
 
@@ -16,6 +18,11 @@ struct StreamBarriers {
   __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+  // Of boxes: those that are multiplied as they come are stages of weights.
+  __device__ __forceinline__ unsigned box_full(int slot) const {
+    return weight_full(kShape.rounds_boxes() ? 2 * kShape.weight_ring + slot : slot);
+  }
+  __device__ __forceinline__ unsigned box_empty(int slot) const { return box_full(kBoxRing + slot); }
 
   // By one thread. Every thread that multiplies arrives when it is done with a slot: one for a whole warp would do, but
   // then compute-sanitizer's racecheck takes the reads of the others for unordered.
@@ -30,6 +37,11 @@ struct StreamBarriers {
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
       ptx::init_barrier(weight_full(slot), kShape.loads_weights() ? kStreamThreads : 1);
       ptx::init_barrier(weight_empty(slot), kReaders);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kShape.box_ring; ++slot) {
+      ptx::init_barrier(box_full(slot), 1);
+      ptx::init_barrier(box_empty(slot), kStreamThreads);
     }
     ptx::publish_barriers();
   }
