@@ -41,7 +41,7 @@ std::string initialiser(const TileShape& s) {
           number(s.image_lead) + text_of(s.joins_rows) + ", " + text_of(s.sends_lines) + ", " + number(s.row_tiles) +
           number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
-  text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
+  text += number(s.slabs) + number(s.item_steps) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
   text += number(s.weight_vector) + list(s.weight_steps) + ", static_cast<WeightBoxes>(" +
           std::to_string(static_cast<int>(s.weight_boxes)) + "), " + number(s.box_ring);

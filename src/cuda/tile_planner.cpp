@@ -25,6 +25,7 @@ TileShape base_shape(const Problem& problem) {
   TileShape shape{};
   shape.line_axis = -1;
   shape.window = 1;
+  shape.item_steps = 1;
   shape.row_vector = 1;
   shape.weight_vector = 1;
   shape.most_blocks = static_cast<int>(kIntMax);

@@ -146,7 +146,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
       (input_bytes + weight_bytes * read_per_weight(shape) + 0.48 * outputs * shape.element_bytes * gaps) /
       (shape.packed || shape.has_weight_boxes() ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores.
-  const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
+  const double alone = shape.blocks_per_multiprocessor == 1 && !shape.tensor_copies ? 1.25 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const bool in_rows = !shape.gradient && !shape.output_channels_last;  // what images were fitted to
   const bool image = in_rows && shape.image_row > 0;
@@ -156,10 +156,10 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
   const double busy = std::max(main, traffic) + (in_rows ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
-  const double latency =
-      (shape.stays ? 600 : 230) +
-      std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams, weight_loading_cycles(shape)) +
-      0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
+  const double latency = (shape.stays ? 600 : 230) +
+                         std::max(items / shape.item_steps * 109 + 1.41 * (products + fragments) / shape.column_teams,
+                                  weight_loading_cycles(shape)) +
+                         0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);

@@ -164,6 +164,14 @@ bool set_plane_boxes(TileShape& shape, std::int64_t groups) {
   return true;
 }
 
+// Whether products are so short that a team would wait for fragments longer than for them.
+bool takes_two_steps(const TileShape& shape) {
+  constexpr int kFewColumns = 192;
+  const int columns = shape.rows() * shape.column_tiles / 8 * shape.line_backs();
+  const int items = shape.even_planes() ? 2 : 4;  // of which half are left; uneven planes want pairs
+  return shape.tensor_copies && !shape.splits() && shape.slabs / 2 % items == 0 && columns <= kFewColumns;
+}
+
 // Fits rings and residency around rows and cells; false when it cannot be built. `alone`: a grid with no more blocks
 // than multiprocessors, each of which may have all of one.
 bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alone = false) {
@@ -179,7 +187,8 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
   const int parts = shape.weight_parts();
   const int per_fragment = shape.splits_late() ? 12 : 8 * parts;
   const int others = shape.splits() ? 52 : shape.element_bytes == 2 ? 48 : 32;
-  const int needed = parts * sums + per_fragment * shape.line_fragments() + others;
+  const int fragments = per_fragment * shape.line_fragments();
+  const int needed = parts * sums + fragments + others;
   const int store_vector = shape.store_vector;
   const int image_row = shape.image_row;
   for (const int blocks : {3, 2, 1}) {
@@ -201,6 +210,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     if (shape.stays && shape.store_vector == 0)
       shape.stays = shape.block_channels <= most_turns * shape.turn_channels();
     shape.sends_lines = sends_lines(shape);
+    shape.item_steps = takes_two_steps(shape) && shape.multiplying_registers() >= needed + fragments ? 2 : 1;
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_line = shape.line_backs() * parts * shape.slabs * shape.rows() * 16;

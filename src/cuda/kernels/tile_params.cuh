@@ -97,6 +97,7 @@ struct TileShape {
   int depth_blocks;  // blocks (of one cluster) that do so, each with its share of the chunks
 
   int slabs;        // 16-byte slabs of channels per chunk, even
+  int item_steps;   // streams: steps of depth (two slabs each) whose fragments a team loads together
   int stage_backs;  // distances of one weight stage
   int unroll;       // of the loop over a stage's products
   bool all_taps;    // every phase of a block has a tap at every distance
@@ -495,9 +496,10 @@ struct TileShape {
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
-  // Sums in the order of the tensor's channels: what a warp exchanges to have whole vectors of them, twice.
+  // Sums in the order of the tensor's channels: warps exchange some of them at a time to have whole vectors.
+  static constexpr int kExchanges = 4;
   constexpr bool exchanges_channels() const { return multiplies_boxes() && store_vector > 2; }
-  constexpr int exchange_bytes() const { return exchanges_channels() ? 2 * 16 * multiplying_threads() : 0; }
+  constexpr int exchange_bytes() const { return exchanges_channels() ? kExchanges * 16 * multiplying_threads() : 0; }
   constexpr int barrier_offset() const {
     const int staged =
         store_vector > 0 ? exchange_bytes() : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;

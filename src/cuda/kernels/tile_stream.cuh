@@ -59,8 +59,8 @@ struct StreamReader {
     if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
-      const int back = first_back((item + 1) / kSteps);
-      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kSteps);
+      const int back = first_back((item + 1) / kLineItems);
+      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kLineItems);
       return;
     }
     if (++chunk == kShape.block_chunks()) return;
@@ -72,7 +72,7 @@ struct StreamReader {
   // of the one that it holds.
   static __device__ __forceinline__ int chunk_items([[maybe_unused]] int plane) {
 #if kUnevenPlanes
-    return (kUnrolled ? kFixedPlaneTaps[plane] : kPlaneTaps[plane]) * kSteps;
+    return (kUnrolled ? kFixedPlaneTaps[plane] : kPlaneTaps[plane]) * kLineItems;
 #else
     return kItems;
 #endif

@@ -57,34 +57,23 @@ struct VectorStore {
     if (!whole) {
       wanted = wanted && cells.first[0] + place.at[0] < params.batch;
 #pragma unroll
-      for (int axis = 0; axis < 3; ++axis) exists[axis] = inside(axis, place.at[1 + axis]);
+      for (int axis = 0; axis < 3; ++axis) exists[axis] = wanted ? inside(axis, place.at[1 + axis]) : 0;
     }
-    if (!kShape.exchanges_channels() && !wanted) return;
     int from = place.at[0] * static_cast<int>(params.output_strides[0]);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) from += distance(axis, place.at[1 + axis] * kShape.output_step(axis));
     Element* const first = origin + from;
+    if constexpr (kShape.exchanges_channels()) {
+      exchange_cell(team, tile, half, first, exists, wanted);
+    } else if (wanted) {
 #pragma unroll
-    for (int slot = 0; slot < kShape.all_slots(); ++slot) {
-      const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
-                            slot % kShape.slots[2]};
-      const bool has_slot = (exists[0] >> slots[0] & exists[1] >> slots[1] & exists[2] >> slots[2] & 1) != 0;
-      if (!kShape.exchanges_channels() && !has_slot) continue;
-      int to = 0;
+      for (int slot = 0; slot < kShape.all_slots(); ++slot) {
+        if (!has_output(exists, slot)) continue;
 #pragma unroll
-      for (int axis = 0; axis < 3; ++axis) to += distance(axis, kShape.residue_of(axis, slots[axis]));
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        // Which channels lie where is row_of_channel's.
-        const int octet = slot * kShape.block_channels / 8 + group * kVector / 2;
-        float values[kVector];
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) values[i] = team.octet(tile, octet + i / 2)[half * 2 + i % 2];
-        if constexpr (kShape.exchanges_channels()) {
-          const int turn = ((tile * 2 + half) * kShape.all_slots() + slot) * kGroups + group;
-          exchange_group(first + to, group, values, turn % 2, wanted && has_slot);
-        } else {
-          store_group(first + to, group, values);
+        for (int group = 0; group < kGroups; ++group) {
+          float values[kVector];
+          take_sums(team, tile, half, slot * kGroups + group, values);
+          store_group(first + slot_distance(slot), group, values);
         }
       }
     }
@@ -94,6 +83,30 @@ struct VectorStore {
   }
 
  private:
+  static __device__ __forceinline__ int slot_along(int axis, int slot) {
+    return axis == 2   ? slot % kShape.slots[2]
+           : axis == 1 ? slot / kShape.slots[2] % kShape.slots[1]
+                       : slot / (kShape.slots[2] * kShape.slots[1]);
+  }
+  static __device__ __forceinline__ bool has_output(const unsigned (&exists)[3], int slot) {
+    return (exists[0] >> slot_along(0, slot) & exists[1] >> slot_along(1, slot) & exists[2] >> slot_along(2, slot) &
+            1) != 0;
+  }
+  // From a cell's first output to that of a slot.
+  __device__ __forceinline__ int slot_distance(int slot) const {
+    int to = 0;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) to += distance(axis, kShape.residue_of(axis, slot_along(axis, slot)));
+    return to;
+  }
+  // A vector's sums, of slot after slot; which channels they are is row_of_channel's.
+  static __device__ __forceinline__ void take_sums(const CellTeam& team, int tile, int half, int vector,
+                                                   float (&values)[kVector]) {
+    const int octet = vector / kGroups * kShape.block_channels / 8 + vector % kGroups * kVector / 2;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values[i] = team.octet(tile, octet + i / 2)[half * 2 + i % 2];
+  }
+
   // Adds the bias.
   __device__ __forceinline__ void store_group(Element* pixel, int group, float (&values)[kVector]) const {
     const int channel = (group * 4 + threadIdx.x % 4) * kVector;
@@ -104,23 +117,43 @@ struct VectorStore {
   }
 
   // The same for sums of which a thread has two channels in each eight: the warp exchanges them, eight cells by 32
-  // channels, for one vector each. A row of an eight moves by two places from one to the next, so that reads meet no
-  // bank twice. `turn`: which of two pieces of shared memory, so that no lane overwrites what another has not read.
-  __device__ __forceinline__ void exchange_group(Element* pixel, int group, float (&values)[kVector], int turn,
-                                                 bool wanted) const {
+  // channels for one vector each, a few at a time. A cell of an eight moves by two places from one eight to the next,
+  // so that reads meet no bank twice.
+  __device__ __forceinline__ void exchange_cell(const CellTeam& team, int tile, int half, Element* first,
+                                                const unsigned (&exists)[3], bool wanted) const {
+    constexpr int kVectors = kShape.all_slots() * kGroups;
+    constexpr int kAtOnce = TileShape::kExchanges;
     const int lane = threadIdx.x % 32;
-    const auto place = [&](int octet, int cell) {
-      return exchange + turn * 512 + octet * 128 + (cell + 2 * octet) % 8 * 16;
+    const auto place = [&](int index, int octet, int cell) {
+      return exchange + index * 512 + octet * 128 + (cell + 2 * octet) % 8 * 16;
     };
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) values[i] += bias_of(params, rows, group * 32 + i / 2 * 8 + lane % 4 * 2 + i % 2);
-    unsigned words[4];
-    pack_vector(values, words);
-    ptx::store_matrices(place(lane / 8, lane % 8), words);
-    __syncwarp();
-    ptx::load_shared<16>(place(lane % 4, lane / 4), words);
-    const int channel = (group * 4 + lane % 4) * kVector;
-    if (wanted && channel < channels) ptx::store_words(pixel + channel, words);
+    for (int begin = 0; begin < kVectors; begin += kAtOnce) {
+      const int count = min(kAtOnce, kVectors - begin);
+      __syncwarp();  // what was there has been read
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        float values[kVector];
+        take_sums(team, tile, half, begin + i, values);
+        const int channel = (begin + i) % kGroups * 32 + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) values[j] += bias_of(params, rows, channel + j / 2 * 8 + j % 2);
+        unsigned words[4] = {};
+        pack_vector(values, words);
+        ptx::store_matrices(place(i, lane / 8, lane % 8), words);
+      }
+      __syncwarp();
+      unsigned words[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < count; ++i) ptx::load_shared<16>(place(i, lane % 4, lane / 4), words[i]);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int slot = (begin + i) / kGroups;
+        const int channel = ((begin + i) % kGroups * 4 + lane % 4) * kVector;
+        if (wanted && has_output(exists, slot) && channel < channels)
+          ptx::store_words(first + slot_distance(slot) + channel, words[i]);
+      }
+    }
   }
 
   // Outputs of no phase.
