@@ -42,7 +42,8 @@ std::string initialiser(const TileShape& s) {
           number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.item_steps) + number(s.stage_backs) + number(s.unroll);
-  text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", ";
+  text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", " +
+          text_of(s.keeps_weights) + ", ";
   text += number(s.weight_vector) + list(s.weight_steps) + ", static_cast<WeightBoxes>(" +
           std::to_string(static_cast<int>(s.weight_boxes)) + "), " + number(s.box_ring);
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
@@ -310,7 +311,8 @@ class TileKernel final : public Kernel {
             " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
             (s.packed               ? "packed"
              : s.has_weight_boxes() ? "in boxes"
-                                    : "in place");
+                                    : "in place") +
+            (s.keeps_weights ? " and kept" : "");
     return text;
   }
 

@@ -123,6 +123,8 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
 constexpr int kLeastRegisters = 64;         // at a kernel's start
 constexpr int kLeastRegistersToStay = 96;   // loaders keep more from tile to tile
 constexpr int kLeastRegistersInPlace = 80;  // weights on their way
+constexpr int kLeastRegistersToKeep = 104;  // the same, in threads that will multiply
+constexpr int kMostKeptStages = 16;         // of weights that stay in shared memory
 constexpr int kMostCopyPlaces = 6;          // of a thread that loads, in registers
 
 // How the copy engine would see the input; address and batch don't matter here.
@@ -202,7 +204,10 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    if (at_start < (shape.loads_weights() ? kLeastRegistersInPlace : kLeastRegisters)) continue;
+    const int least = !shape.packed && !shape.multiplies_boxes()
+                          ? shape.keeps_weights ? kLeastRegistersToKeep : kLeastRegistersInPlace
+                          : kLeastRegisters;
+    if (at_start < least) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
@@ -224,13 +229,18 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
     shape.box_ring = shape.rounds_boxes() ? 2 : 0;
+    if (shape.keeps_weights) {
+      shape.weight_ring = shape.block_chunks() * shape.stages_per_chunk();
+      if (!shape.stays || shape.weight_ring > kMostKeptStages) continue;
+    }
     if (shape.shared_bytes() > room) shape.input_ring = std::min(2, shape.block_chunks());
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
       for (int* const ring : {&shape.weight_ring, &shape.input_ring, &shape.box_ring}) {
+        const bool is_kept = ring == &shape.weight_ring && shape.keeps_weights;
         const int limit = ring == &shape.input_ring ? most_inputs : most_slots;
-        if (*ring == 0 || *ring >= limit) continue;
+        if (*ring == 0 || *ring >= limit || is_kept) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
         if (shape.shared_bytes() > room) --*ring;
@@ -284,6 +294,7 @@ bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned
 }
 
 constexpr int kMostWavesInPlace = 8;
+enum class WeightsCome : std::uint8_t { packed, in_place, in_boxes };
 
 void add_candidate(const Problem& problem, const DeviceProperties& device, const TileShape& shape,
                    std::vector<TileCandidate>& candidates) {
@@ -358,18 +369,25 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem)) continue;
-          TileShape in_place = shape;
-          TileShape in_boxes = shape;
-          const bool few_blocks = tile_blocks(shape, problem) <= kMostWavesInPlace * device.multiprocessors;
-          if (complete_stream(shape, device) && may_pack(shape, problem))
-            add_candidate(problem, device, shape, candidates);
-          const bool alone = tile_blocks(shape, problem) <= device.multiprocessors;
-          const bool boxed = (few_blocks || shape.element_bytes == 2) && set_weight_boxes(in_boxes, problem, aligned) &&
-                             complete_stream(in_boxes, device, alone);
-          if (boxed) add_candidate(problem, device, in_boxes, candidates);
-          if (!boxed && few_blocks && set_weights_in_place(in_place, problem, aligned) &&
-              complete_stream(in_place, device))
-            add_candidate(problem, device, in_place, candidates);
+          const long long blocks = tile_blocks(shape, problem);
+          const bool few_blocks = blocks <= kMostWavesInPlace * device.multiprocessors;
+          const bool may_keep = !few_blocks && shape.even_planes() && tile_block_rows(shape, problem) == 1;
+          const auto add = [&](WeightsCome way, bool keeps) {
+            TileShape cut = shape;
+            cut.keeps_weights = keeps;
+            if (way == WeightsCome::in_place && !set_weights_in_place(cut, problem, aligned)) return false;
+            if (way == WeightsCome::in_boxes && !set_weight_boxes(cut, problem, aligned)) return false;
+            const bool alone = way == WeightsCome::in_boxes && blocks <= device.multiprocessors;
+            if (!complete_stream(cut, device, alone) || (cut.packed && !may_pack(cut, problem))) return false;
+            add_candidate(problem, device, cut, candidates);
+            return true;
+          };
+          add(WeightsCome::packed, false);
+          const bool boxes = few_blocks || shape.element_bytes == 2;
+          const bool boxed = boxes && add(WeightsCome::in_boxes, false);
+          if (few_blocks && !boxed) add(WeightsCome::in_place, false);
+          if (may_keep && !(boxed && add(WeightsCome::in_boxes, true)) && !add(WeightsCome::in_place, true))
+            add(WeightsCome::packed, true);
         }
       }
     }

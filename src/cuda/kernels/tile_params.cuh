@@ -103,6 +103,8 @@ struct TileShape {
   bool all_taps;    // every phase of a block has a tap at every distance
   int blocks_per_multiprocessor;
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  // Streams: all tiles of a block have the same weights, which are brought once (in place by threads that multiply).
+  bool keeps_weights;
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
@@ -272,7 +274,7 @@ struct TileShape {
   constexpr bool multiplies_boxes() const { return has_weight_boxes() && element_bytes == 2; }
   constexpr bool rounds_boxes() const { return has_weight_boxes() && element_bytes == 4; }
   // Streams: whether warps of their own bring the weights.
-  constexpr bool loads_weights() const { return !packed && !multiplies_boxes(); }
+  constexpr bool loads_weights() const { return !packed && !multiplies_boxes() && !keeps_weights; }
   constexpr int stream_threads() const { return !streams ? 0 : loads_weights() ? 2 * kStreamThreads : kStreamThreads; }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
@@ -288,7 +290,7 @@ struct TileShape {
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
-    const int given = (loading_registers() + weight_registers()) * kStreamThreads;
+    const int given = (loading_registers() + (keeps_weights ? 0 : weight_registers())) * kStreamThreads;
     const int left = (registers_at_start() * threads() - given) / multiplying_threads() / 8 * 8;
     return left < 240 ? left : 240;
   }

@@ -51,7 +51,7 @@ struct StreamReader {
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
                                        int item, int plane = 0) {
     const bool begins_stage = item % kStageItems == 0;
-    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
+    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
     team.add(now, weight_stage(), item);
     const bool ends_chunk = item + 1 == chunk_items(plane);
     ptx::wait_for_warpgroup<1>();
@@ -91,6 +91,7 @@ struct StreamReader {
     input.advance();
   }
   __device__ __forceinline__ void give_back_weights() {
+    if (kShape.keeps_weights) return;
     ptx::arrive(barriers.weight_empty(released));
     released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
@@ -230,21 +231,32 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
 #if kWeights >= 2
       RingPlace<kBoxRing> slot;
       prefetch_weights(params);
-      for_each_tile([&](int tile) {
+      const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);
         stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, box_ring, slot);
-      });
+      };
 #else
       RingPlace<kShape.weight_ring> slot;
       ptx::wait_for_previous_kernel();
-      for_each_tile([&](int tile) {
+      const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);
         stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
-      });
+      };
 #endif
+      if (kShape.keeps_weights) {
+        bring(static_cast<int>(blockIdx.x));
+      } else {
+        for_each_tile(bring);
+      }
     }
     return;
   }
+#if kWeights == 1
+  if (kShape.keeps_weights && threadIdx.x < kStreamThreads) {
+    RingPlace<kShape.weight_ring> slot;
+    load_stream_weights(params, block_rows(0), 0, barriers, weight_ring, threadIdx.x, slot);
+  }
+#endif
   ptx::take_registers<kShape.multiplying_registers()>();
   StreamReader reader{barriers, input_ring, weight_ring};
   for_each_tile([&](int tile) {
