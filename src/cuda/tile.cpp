@@ -44,8 +44,7 @@ std::string initialiser(const TileShape& s) {
   text += number(s.slabs) + number(s.item_steps) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", " +
           text_of(s.keeps_weights) + ", ";
-  text += number(s.weight_vector) + list(s.weight_steps) + ", static_cast<WeightBoxes>(" +
-          std::to_string(static_cast<int>(s.weight_boxes)) + "), " + number(s.box_ring);
+  text += number(s.weight_vector) + list(s.weight_steps) + ", " + text_of(s.weight_boxes) + ", " + number(s.box_ring);
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
           ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
@@ -136,27 +135,34 @@ std::string weight_places(const TileShape& shape) {
   return "__constant__ int kWeightPlaces[] = {" + places + "};\n";
 }
 
-// Streams with boxes of weights: where the taps stand, as tile_stream_weight_boxes.cuh wants them.
-std::string weight_taps(const TileShape& shape) {
+// A gradient's weight boxes: the taps of each group of planes, as tile_stream_weight_boxes.cuh wants them.
+std::string plane_taps(const TileShape& shape) {
   std::string taps;
-  std::string boxes;
   for (int group = 0; group < shape.all_plane_groups(); ++group) {
-    std::vector<int> found(static_cast<std::size_t>(shape.stages_per_chunk()));
-    for (int back = 0; back < shape.all_backs(); ++back) {
-      for (int slot = 0; slot < shape.all_slots(); ++slot) {
-        const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
-                              slot % shape.slots[2]};
-        const int tap = shape.gradient ? gradient_tap(shape, plane_group(shape, group), back)
-                                       : phase_tap(shape, {0, 0, 0}, slots, back);
-        const int height = tap / shape.kernel[2];
-        const int place = height / shape.kernel[1] << 20 | height % shape.kernel[1] << 10 | tap % shape.kernel[2];
-        taps += std::to_string(tap < 0 ? -1 : place) + ", ";
-        found[static_cast<std::size_t>(back / shape.stage_backs)] += tap < 0 ? 0 : 1;
-      }
-    }
-    for (const int count : found) boxes += std::to_string(count) + ", ";
+    for (int index = 0; index < shape.all_backs(); ++index)
+      taps += std::to_string(gradient_tap(shape, plane_group(shape, group), index)) + ", ";
   }
-  return "__constant__ int kWeightTaps[] = {" + taps + "};\n__constant__ int kStageBoxes[] = {" + boxes + "};\n";
+  return "__constant__ int kWeightTaps[] = {" + taps + "};\n";
+}
+
+// A forward layer's: where the taps stand, as tile_stream_tap_boxes.cuh wants them.
+std::string phase_taps(const TileShape& shape) {
+  std::string taps;
+  std::vector<int> boxes(static_cast<std::size_t>(shape.stages_per_chunk()));
+  for (int back = 0; back < shape.all_backs(); ++back) {
+    for (int slot = 0; slot < shape.all_slots(); ++slot) {
+      const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
+                            slot % shape.slots[2]};
+      const int tap = phase_tap(shape, {0, 0, 0}, slots, back);
+      const int height = tap / shape.kernel[2];
+      const int place = height / shape.kernel[1] << 20 | height % shape.kernel[1] << 10 | tap % shape.kernel[2];
+      taps += std::to_string(tap < 0 ? -1 : place) + ", ";
+      boxes[static_cast<std::size_t>(back / shape.stage_backs)] += tap < 0 ? 0 : 1;
+    }
+  }
+  std::string counts;
+  for (const int count : boxes) counts += std::to_string(count) + ", ";
+  return "__constant__ int kWeightTaps[] = {" + taps + "};\n__constant__ int kStageBoxes[] = {" + counts + "};\n";
 }
 
 KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {
@@ -173,16 +179,18 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
-    const int weights = shape.packed ? 0 : shape.rounds_boxes() ? 3 : shape.has_weight_boxes() ? 2 : 1;
+    const int weights = shape.packed ? 0 : !shape.weight_boxes ? 1 : shape.gradient ? 2 : shape.turns_boxes() ? 4 : 3;
     source.config += "#define kWeights " + std::to_string(weights) + "\n";
-    if (!shape.packed) source.config += shape.has_weight_boxes() ? weight_taps(shape) : weight_places(shape);
+    if (weights == 1) source.config += weight_places(shape);
+    if (weights > 1) source.config += shape.gradient ? plane_taps(shape) : phase_taps(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStores ") +
-                     (shape.image_row > 0      ? "1"
-                      : shape.store_vector > 0 ? "2"
-                                               : "0") +
+                     (shape.image_row > 0       ? "1"
+                      : shape.gathers_vectors() ? "3"
+                      : shape.store_vector > 0  ? "2"
+                                                : "0") +
                      "\n";
-    source.config += wgmma_from_registers(shape.math, shape.row_unit, shape.weight_boxes == WeightBoxes::of_rows);
+    source.config += wgmma_from_registers(shape.math, shape.row_unit, shape.multiplies_boxes() && !shape.gradient);
   } else if (shape.warpgroup) {
     source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
   }
@@ -208,6 +216,20 @@ std::int64_t elements_without_gaps(const Sizes& sizes, const Strides& strides) {
   return reach == element_count(sizes) ? reach : 0;
 }
 
+// Whether blocks that could each have a multiprocessor to themselves ask for so much shared memory that they do:
+// started while another kernel holds some multiprocessors, they would crowd on the others. (A recorded launch may have
+// any number of blocks.)
+bool keeps_apart(const TileShape& shape, long long blocks, const DeviceProperties& device) {
+  return shape.streams && blocks <= device.multiprocessors && !device.any_batch;
+}
+
+std::size_t launched_shared_bytes(const TileShape& shape, long long blocks, const DeviceProperties& device) {
+  constexpr std::size_t kReserved = 1024;  // of each block
+  const auto needed = static_cast<std::size_t>(shape.shared_bytes());
+  const std::size_t more_than_half = device.shared_bytes_per_multiprocessor / 2 - kReserved + 128;
+  return keeps_apart(shape, blocks, device) ? std::max(needed, more_than_half) : needed;
+}
+
 class TileKernel final : public Kernel {
  public:
   // `unaligned` computes the problem when the input's address does not allow the candidate's 16-byte loads.
@@ -216,7 +238,7 @@ class TileKernel final : public Kernel {
       : shape_(candidate.shape),
         device_(device.device.index),
         blocks_(candidate.blocks),
-        kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch),
+        kernel_(main_source(shape_), launched_shared_bytes(shape_, blocks_, device), device.arch),
         unaligned_(std::move(unaligned)) {
     if (shape_.packed) {
       pack_.emplace(pack_source(shape_, has_dense_taps(problem)),
@@ -225,14 +247,16 @@ class TileKernel final : public Kernel {
     params_ = params_of(problem);
     // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
     // of blocks only.
-    overlaps_pack_ = shape_.packed && (shape_.stays || (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
+    overlaps_pack_ = shape_.packed && (shape_.stays || keeps_apart(shape_, blocks_, device) ||
+                                       (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
                                        blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
-    pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
-                                                                      : shape_.channel_chunks() * shape_.slabs /
-                                                                            std::max(pack_slabs(shape_), 1)),
-                  .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
-                  .grid_z = static_cast<unsigned>(params_.groups),
-                  .block = kPackThreads};
+    pack_grid_ = {
+        .grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
+                                                            : shape_.channel_chunks() * shape_.slabs /
+                                                                  std::max(pack_slabs(shape_), 1) * pack_parts(shape_)),
+        .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
+        .grid_z = static_cast<unsigned>(params_.groups),
+        .block = kPackThreads};
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -240,7 +264,7 @@ class TileKernel final : public Kernel {
     const void* const input = shape_.gradient ? buffers.output : buffers.input;
     void* const output = shape_.gradient ? buffers.input : buffers.output;
     const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
-    const bool weight_vectors = shape_.wide_weights || shape_.weight_vector > 1 || shape_.has_weight_boxes();
+    const bool weight_vectors = shape_.wide_weights || shape_.weight_vector > 1 || shape_.weight_boxes;
     if ((shape_.wide_input && misses(input)) || (weight_vectors && misses(buffers.weight)) ||
         (shape_.stores_vectors() && misses(output))) {
       if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
@@ -263,7 +287,7 @@ class TileKernel final : public Kernel {
                                 .overlaps_previous = packs && overlaps_pack_};
     if (shape_.tensor_copies) {
       TensorTileParams with_map{params, input_map(input), {}};
-      if (shape_.has_weight_boxes()) with_map.weight = tensor_map(weight_map(buffers.weight), device_);
+      if (shape_.weight_boxes) with_map.weight = weight_map(buffers.weight);
       void* arguments[] = {&with_map};
       kernel_.launch(device_, launch, arguments, execution.stream);
     } else {
@@ -309,9 +333,9 @@ class TileKernel final : public Kernel {
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
     text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
             " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
-            (s.packed               ? "packed"
-             : s.has_weight_boxes() ? "in boxes"
-                                    : "in place") +
+            (s.packed         ? "packed"
+             : s.weight_boxes ? "in boxes"
+                              : "in place") +
             (s.keeps_weights ? " and kept" : "");
     return text;
   }
@@ -331,10 +355,10 @@ class TileKernel final : public Kernel {
                       device_);
   }
 
-  TensorBoxes weight_map(const void* weight) const {
+  TensorMap weight_map(const void* weight) const {
     TensorBoxes boxes = weight_boxes_of(shape_, params_.groups, params_.weight_strides);
     boxes.address = weight;
-    return boxes;
+    return tensor_map(boxes, device_);
   }
 
   TileParams params_of(const Problem& problem) const {
@@ -394,7 +418,7 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
   if (candidate.shape.wide_input || candidate.shape.wide_weights || candidate.shape.weight_vector > 1 ||
-      candidate.shape.has_weight_boxes() || candidate.shape.stores_vectors()) {
+      candidate.shape.weight_boxes || candidate.shape.stores_vectors()) {
     const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }

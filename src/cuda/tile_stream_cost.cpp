@@ -77,7 +77,7 @@ double mean_backs(const TileShape& shape) {
 // How many bytes are read for each byte of weights that is wanted, where they are read in place: taps of one phase lie
 // between those of others.
 double read_per_weight(const TileShape& shape) {
-  if (shape.packed || shape.has_weight_boxes() || shape.weight_steps[2] != 1) return 1;
+  if (shape.copies_weights() || shape.weight_steps[2] != 1) return 1;
   double taps = 1;
   double wanted = 1;
   for (int a = 0; a < 3; ++a) {
@@ -92,7 +92,7 @@ double read_per_weight(const TileShape& shape) {
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
   if (!shape.loads_weights()) return 0;
-  if (shape.rounds_boxes()) {
+  if (shape.turns_boxes()) {
     const double cells = static_cast<double>(shape.weight_stage_bytes()) / 16 / kStreamThreads;
     return shape.block_chunks() * shape.stages_per_chunk() * (100 + 40 * cells);
   }
@@ -152,10 +152,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
-  const bool by_copies = shape.packed || shape.has_weight_boxes() || shape.keeps_weights;
   const double traffic = (input_bytes + (shape.keeps_weights ? 0 : weight_bytes * read_per_weight(shape)) +
                           0.48 * outputs * shape.element_bytes * gaps) /
-                         (by_copies ? 64 : 30);
+                         (shape.copies_weights() || shape.keeps_weights ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores; where weights are kept, its teams
   // go on by themselves. Vectors of channels leave without a turn through shared memory.
   const int others = (shape.keeps_weights ? shape.column_teams : shape.blocks_per_multiprocessor) - 1;
@@ -169,10 +168,11 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
   const double busy = std::max(main, traffic) + (in_rows ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
+  const double sharing = shape.gathers_vectors() ? 5000 : shape.depth_blocks > 1 ? 11100 : 0;
   const double latency = (shape.stays ? 600 : 230) +
                          std::max(items / shape.item_steps * 109 + 1.41 * (products + fragments) / shape.column_teams,
                                   weight_loading_cycles(shape)) +
-                         0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
+                         0.46 * epilogue + sharing;
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);

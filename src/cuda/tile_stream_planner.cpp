@@ -200,13 +200,14 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     const int at_start = shape.registers_at_start();
     const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
     shape.stays = shape.depth_blocks == 1 && at_start >= least_to_stay;
-    shape.store_vector = shape.stays ? store_vector : 0;
+    const bool gathers = shape.depth_blocks > 1 && store_vector >= 4;
+    shape.store_vector = shape.stays || gathers ? store_vector : 0;
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    const int least = !shape.packed && !shape.multiplies_boxes()
-                          ? shape.keeps_weights ? kLeastRegistersToKeep : kLeastRegistersInPlace
-                          : kLeastRegisters;
+    const int least = shape.packed || shape.multiplies_boxes() ? kLeastRegisters
+                      : shape.keeps_weights                    ? kLeastRegistersToKeep
+                                                               : kLeastRegistersInPlace;
     if (at_start < least) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
@@ -228,7 +229,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     const int most_inputs = shape.stays ? most_slots : std::min(most_slots, shape.block_chunks());
     shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
-    shape.box_ring = shape.rounds_boxes() ? 2 : 0;
+    shape.box_ring = shape.turns_boxes() ? 2 : 0;
     if (shape.keeps_weights) {
       shape.weight_ring = shape.block_chunks() * shape.stages_per_chunk();
       if (!shape.stays || shape.weight_ring > kMostKeptStages) continue;
@@ -377,13 +378,15 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
             cut.keeps_weights = keeps;
             if (way == WeightsCome::in_place && !set_weights_in_place(cut, problem, aligned)) return false;
             if (way == WeightsCome::in_boxes && !set_weight_boxes(cut, problem, aligned)) return false;
+            if (keeps && (cut.turns_boxes() || cut.rounds_boxes())) return false;
             const bool alone = way == WeightsCome::in_boxes && blocks <= device.multiprocessors;
             if (!complete_stream(cut, device, alone) || (cut.packed && !may_pack(cut, problem))) return false;
+            if (cut.weight_boxes && !fits_weight_boxes(cut, problem)) return false;
             add_candidate(problem, device, cut, candidates);
             return true;
           };
           add(WeightsCome::packed, false);
-          const bool boxes = few_blocks || shape.element_bytes == 2;
+          const bool boxes = few_blocks || shape.element_bytes == 2 || shape.gradient;
           const bool boxed = boxes && add(WeightsCome::in_boxes, false);
           if (few_blocks && !boxed) add(WeightsCome::in_place, false);
           if (may_keep && !(boxed && add(WeightsCome::in_boxes, true)) && !add(WeightsCome::in_place, true))

@@ -172,40 +172,31 @@ TEST_F(EmulatedTile, ChannelsLast) {
   EXPECT_GE(vectors, static_cast<int>(count));
 }
 
-// Weights out of the tensor by the copy engine, neighbours along the rows or along the sum: taps that some phases lack,
-// one phase a block, tails of channels, groups, gradients whose residues differ in taps, blocks that share a sum.
-TEST_F(EmulatedTile, WeightsInBoxes) {
-  const auto boxed = [](Problem problem, bool of_sums, DType dtype = DType::bf16) {
+// Weights out of the tensor by the copy engine: taps that some phases lack, one phase a block, tails of channels,
+// groups, fp32 that is rounded on its way, one to three axes, blocks that share a sum.
+TEST_F(EmulatedTile, ForwardWithWeightsInBoxes) {
+  const auto boxed = [](Problem problem, DType dtype = DType::bf16) {
     problem = in(std::move(problem), dtype, dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
     problem.weight_strides = channels_last_strides(problem.weight_sizes());
-    if (!of_sums) return problem;
-    Sizes turned = problem.weight_sizes();
-    std::swap(turned[0], turned[1]);
-    problem.weight_strides = channels_last_strides(turned);
-    std::swap(problem.weight_strides[0], problem.weight_strides[1]);
     return problem;
   };
   const std::vector<Problem> problems = {
-      boxed(make(2, 40, 96, 1, {axis(5, 3, 2, 1, 1), axis(9, 3, 2, 0)}), false),
-      boxed(make(3, 72, 40, 1, {axis(5, 4, 2, 1), axis(9, 4, 2, 1)}), true),
-      boxed(make(2, 40, 80, 1, {axis(5, 4, 2, 1), axis(9, 3, 2, 1)}), false, DType::f32),
-      boxed(make(1, 64, 128, 2, {axis(5, 2, 2, 0), axis(9, 2, 3, 0)}), false, DType::f16),
-      boxed(make(2, 64, 256, 1, {axis(6, 3, 1, 1), axis(40, 5, 1, 0)}), false),
-      boxed(make(1, 24, 64, 1, {axis(3, 3, 1, 1), axis(4, 3, 2, 1), axis(5, 4, 2, 1)}), true, DType::f16),
-      boxed(make(1, 2048, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)}), false),
+      boxed(make(2, 40, 96, 1, {axis(5, 3, 2, 1, 1), axis(9, 3, 2, 0)})),
+      boxed(make(2, 40, 80, 1, {axis(5, 4, 2, 1), axis(9, 3, 2, 1)}), DType::f32),
+      boxed(make(3, 72, 40, 1, {axis(5, 4, 2, 1), axis(9, 4, 2, 1)})),
+      boxed(make(1, 64, 128, 2, {axis(5, 2, 2, 0), axis(9, 2, 3, 0)}), DType::f16),
+      boxed(make(2, 64, 256, 1, {axis(6, 3, 1, 1), axis(40, 5, 1, 0)})),
+      boxed(make(1, 24, 64, 1, {axis(3, 3, 1, 1), axis(4, 3, 2, 1), axis(5, 4, 2, 1)}), DType::f16),
+      boxed(make(1, 2048, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)})),
+      boxed(make(1, 2048, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)}), DType::f32),
   };
-  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
   for (std::size_t i = 0; i < count; ++i) {
-    for (const Direction direction : {Direction::forward, Direction::grad_input}) {
-      Problem problem = problems[i];
-      if (problem.dtype == DType::f32 && direction != Direction::forward) continue;  // packed
-      problem.direction = direction;
-      const auto in_boxes = [](const TileShape& shape) { return shape.has_weight_boxes(); };
-      check_streams(problem, in_boxes, [](const TileShape& shape) {
-        return std::array<int, 4>{shape.store_vector, shape.weight_row_bytes(), shape.follows_residue(2) ? 1 : 0,
-                                  test::takes_all() && shape.stacks_tiles() ? 1 : 0};
-      });
-    }
+    const auto in_boxes = [](const TileShape& shape) { return shape.weight_boxes; };
+    check_streams(problems[i], in_boxes, [](const TileShape& shape) {
+      return std::array<int, 4>{shape.store_vector, shape.weight_row_bytes(), shape.follows_residue(2) ? 1 : 0,
+                                test::takes_all() && shape.stacks_tiles() ? 1 : 0};
+    });
   }
 }
 
@@ -237,6 +228,35 @@ TEST_F(EmulatedTile, GradientByPlaneBoxes) {
     };
     check_streams(problem, all, [](const TileShape& shape) {
       return std::array{shape.stays, shape.tile[0] > 1, shape.column_teams > 1};
+    });
+  }
+}
+
+// Gradients whose weights the copy engine brings from a channels-last tensor: rows as they are and in the order in
+// which vectors are stored, rounded and not, taps of one residue and of lines, short rows of channels, tails of rows,
+// groups, blocks of a cluster that share a sum.
+TEST_F(EmulatedTile, WeightBoxes) {
+  const std::vector<Problem> problems = {
+      make(2, 48, 64, 1, {axis(5, 3, 2, 1, 1), axis(7, 4, 2, 1)}),
+      in(make(2, 64, 64, 1, {axis(5, 4, 2, 1), axis(9, 4, 2, 1)}), DType::bf16, Precision::strict),
+      make(1, 64, 512, 1, {axis(8, 4, 2, 1), axis(8, 4, 2, 1)}),
+      make(2, 48, 32, 1, {axis(6, 3, 1, 1), axis(9, 3, 1, 1)}),
+      make(2, 80, 16, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
+      make(1, 128, 64, 2, {axis(5, 5, 3, 2), axis(18, 4, 4, 0)}),
+      make(1, 64, 32, 1, {axis(60, 1, 1, 0)}),
+      make(1, 48, 32, 1, {axis(3, 2, 2, 0), axis(4, 3, 2, 1), axis(5, 2, 2, 0)}),
+      in(make(1, 96, 48, 1, {axis(5, 4, 2, 0), axis(6, 4, 2, 0)}), DType::f16, Precision::strict),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Problem& dense = problems[i];
+    Problem problem = in(dense, dense.dtype, dense.dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    problem.direction = Direction::grad_input;
+    const auto boxes = [](const TileShape& shape) { return shape.weight_boxes; };
+    check_streams(problem, boxes, [](const TileShape& shape) {
+      return std::array{shape.reordered_rows() > 1, test::takes_all() && shape.stays,
+                        test::takes_all() && shape.column_teams > 1, test::takes_all() && shape.rows() > 64};
     });
   }
 }
@@ -321,8 +341,10 @@ TEST_F(EmulatedTile, KeptWeights) {
       make(3, 20, 24, 1, {axis(9, 3, 1, 1), axis(40, 3, 1, 1)}),
       in(make(3, 64, 72, 1, {axis(300, 1, 1, 0)}), DType::f16, Precision::strict),
       in(make(3, 24, 24, 1, {axis(9, 3, 1, 1), axis(40, 3, 1, 1)}), DType::f32, Precision::strict),
+      in(make(3, 64, 64, 1, {axis(5, 3, 1, 1), axis(40, 3, 1, 1)}), DType::bf16, Precision::strict, true),
       make(3, 24, 16, 1, {axis(9, 3, 1, 1), axis(40, 4, 2, 1)}),
   };
+  problems[4].weight_strides = channels_last_strides(problems[4].weight_sizes());  // in boxes
   problems.back().direction = Direction::grad_input;
   const std::size_t count = test::takes_all() ? problems.size() : 1;
   for (std::size_t i = 0; i < count; ++i) {
@@ -392,6 +414,7 @@ TEST_F(EmulatedTile, GradientByWarpgroups) {
           make(2, 80, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
           make(1, 40, 3, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}),
           make(1, 40, 12, 1, {axis(7, 3, 7, 0, 2)}),
+          in(make(1, 40, 12, 1, {axis(5, 200, 40, 8)}), DType::bf16),  // weights that are packed from where they lie
           in(make(1, 40, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), DType::bf16),
           in(make(1, 40, 36, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}), DType::f32, Precision::tf32, true),
       },

@@ -239,6 +239,10 @@ inline float load_from_block(unsigned address, int rank) {
   std::memcpy(&value, emulation::place(address, 4, static_cast<unsigned>(rank)), 4);
   return value;
 }
+inline void load_vector_from_block(unsigned address, int rank, float (&values)[4]) {
+  if (address % 16 != 0) throw std::runtime_error("a load of sixteen bytes at an odd place");
+  std::memcpy(values, emulation::place(address, 16, static_cast<unsigned>(rank)), 16);
+}
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
 
 inline unsigned load_shared_32(unsigned address) { return emulation::read<unsigned>(address); }

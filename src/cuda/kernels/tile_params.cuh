@@ -14,11 +14,6 @@
 // How operands are multiplied. fp32x3 is fp32-grade: each factor is split in two TF32 halves.
 enum class TileMath : int { tf32, f16, bf16, fp32x3 };
 
-// Whether the copy engine brings weights out of the tensor itself, as boxes of one tap: where channels of the rows are
-// neighbours there, or those of the sum. Two-byte weights are multiplied as they come, those that have to be rounded
-// pass through warps that put them into the order of packed ones.
-enum class WeightBoxes : int { none, of_rows, of_sums };
-
 // Threads of a streaming block that only load: three warps the input, one packed weights; weights that are read in
 // place have as many threads of their own.
 constexpr int kStreamThreads = 128;
@@ -78,8 +73,8 @@ struct TileShape {
   // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
   bool stays;
   int most_blocks;
-  // Neighbouring channels of a channels-last output that a thread stores at once from its sums. 0: outputs pass through
-  // shared memory.
+  // Neighbouring channels of a channels-last output that a thread stores at once, from its sums or from those of all
+  // blocks that share the tile. 0: outputs pass through shared memory by turns.
   int store_vector;
   int row_vector;  // outputs of a row that leave shared memory by one store
   // Streams: outputs pass through shared memory as they will lie in the tensor (tile_stream_store_image.cuh), with
@@ -108,8 +103,11 @@ struct TileShape {
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
-  WeightBoxes weight_boxes;
-  int box_ring;  // stages of boxes that are rounded
+  // The copy engine brings weights out of a channels-last tensor itself, as boxes of one tap. A gradient's rows of them
+  // hold channels of the sum, which products read as they are. A forward layer's hold channels of its rows: two-byte
+  // ones are multiplied as they come, those that have to be rounded are put into the order of packed ones on their way.
+  bool weight_boxes;
+  int box_ring;  // stages of boxes that are put into another order
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -256,10 +254,15 @@ struct TileShape {
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
+  // Rows that are reordered together, where sums are stored straight from registers; 1: none.
+  constexpr int reordered_rows() const {
+    const bool reorders = output_channels_last && store_vector > 2 && depth_blocks == 1 && !exchanges_channels();
+    return reorders ? 4 * store_vector : 1;
+  }
   // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
   // stores together are spread over as many eights as it takes.
   constexpr int row_of_channel(int channel) const {
-    if (!output_channels_last || store_vector <= 2 || multiplies_boxes()) return channel;
+    if (reordered_rows() == 1) return channel;
     const int group = 4 * store_vector;
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
@@ -270,9 +273,12 @@ struct TileShape {
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
-  constexpr bool has_weight_boxes() const { return weight_boxes != WeightBoxes::none; }
-  constexpr bool multiplies_boxes() const { return has_weight_boxes() && element_bytes == 2; }
-  constexpr bool rounds_boxes() const { return has_weight_boxes() && element_bytes == 4; }
+  // Weights that one thread asks the copy engine for; of a gradient's boxes, warps that are idle otherwise round the
+  // words to TF32, and warps of their own turn a forward layer's into packed ones.
+  constexpr bool copies_weights() const { return packed || weight_boxes; }
+  constexpr bool rounds_boxes() const { return weight_boxes && gradient && math == TileMath::tf32; }
+  constexpr bool turns_boxes() const { return weight_boxes && !gradient && element_bytes == 4; }
+  constexpr bool multiplies_boxes() const { return weight_boxes && !turns_boxes(); }
   // Streams: whether warps of their own bring the weights.
   constexpr bool loads_weights() const { return !packed && !multiplies_boxes() && !keeps_weights; }
   constexpr int stream_threads() const { return !streams ? 0 : loads_weights() ? 2 * kStreamThreads : kStreamThreads; }
@@ -409,28 +415,26 @@ struct TileShape {
   constexpr int weight_back_pitch() const {
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
   }
-  // Boxes of weights: rows of shared memory hold neighbouring channels, `weight_run` of the block's at a time or all of
-  // a chunk's, and the other ones follow. All steps are in 16 bytes: to the next step of depth, row tile, and eight
-  // rows of shared memory, and (`weight_run`) to the next run.
+  // Boxes of weights: a gradient's have a row for each channel of the block, with a chunk's channels; a forward layer's
+  // one for each of a chunk's channels, with a run of the block's.
   constexpr int weight_run() const {
     int run = 128 / element_bytes;
     while (run > 1 && block_channels % run != 0) run /= 2;
     return run;
   }
-  constexpr int weight_runs() const { return weight_boxes == WeightBoxes::of_rows ? block_channels / weight_run() : 1; }
-  constexpr int weight_row_bytes() const {
-    return weight_boxes == WeightBoxes::of_rows ? weight_run() * element_bytes : slabs * 16;
-  }
+  constexpr int weight_runs() const { return gradient ? 1 : block_channels / weight_run(); }
+  constexpr int weight_row_bytes() const { return gradient ? slabs * 16 : weight_run() * element_bytes; }
   constexpr int weight_box_bytes() const { return block_channels / weight_runs() * slabs * 16; }
+  // From what one product reads of a stage to the next step of depth, row tile, and slab or run, in 16 bytes.
   constexpr int weight_depth_pitch() const {
     if (!multiplies_boxes()) return 2 * weight_slab_pitch();
-    return weight_boxes == WeightBoxes::of_rows ? weight_row_bytes() : 2;
+    return gradient ? 2 : weight_row_bytes();
   }
   constexpr int weight_tile_pitch() const { return multiplies_boxes() ? row_unit * slabs : row_unit; }
   constexpr int weight_leading_pitch() const {
     return multiplies_boxes() ? weight_box_bytes() / 16 : weight_slab_pitch();
   }
-  // The high word of the weights' descriptor: the step between groups of eight rows, and how columns are swapped.
+  // The high word of their descriptors: the step between eights of rows, and how columns are swapped.
   constexpr unsigned weight_descriptor() const {
     if (!multiplies_boxes()) return 8;
     const unsigned kind = weight_row_bytes() == 128 ? 1 : weight_row_bytes() == 64 ? 2 : 3;
@@ -462,6 +466,10 @@ struct TileShape {
     if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
+  // Blocks that share a tile lay down their sums cell after cell, eight banks apart, and read each other's by vectors.
+  constexpr bool gathers_vectors() const { return store_vector > 0 && depth_blocks > 1; }
+  constexpr int gathered_pitch() const { return (rows() + 23) / 32 * 32 + 8; }  // in words
+  constexpr int gathered_bytes() const { return columns() * gathered_pitch() * 4; }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
 
   // An image has the order of the columns where each cell is one output, otherwise that of the outputs. Its channels
@@ -500,16 +508,18 @@ struct TileShape {
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   // Sums in the order of the tensor's channels: warps exchange some of them at a time to have whole vectors.
   static constexpr int kExchanges = 4;
-  constexpr bool exchanges_channels() const { return multiplies_boxes() && store_vector > 2; }
+  constexpr bool exchanges_channels() const { return multiplies_boxes() && !gradient && store_vector > 2; }
   constexpr int exchange_bytes() const { return exchanges_channels() ? kExchanges * 16 * multiplying_threads() : 0; }
   constexpr int barrier_offset() const {
-    const int staged =
-        store_vector > 0 ? exchange_bytes() : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = gathers_vectors()  ? gathered_bytes()
+                       : store_vector > 0 ? exchange_bytes()
+                                          : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
-    return streams ? 2 * (input_ring + weight_ring + box_ring) : bulk_weights() ? weight_stages() : 0;
+    if (!streams) return bulk_weights() ? weight_stages() : 0;
+    return 2 * (input_ring + weight_ring + box_ring) + (rounds_boxes() ? weight_ring : 0);
   }
   constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
@@ -524,18 +534,26 @@ struct TileShape {
 // as many slabs of a chunk as fit, or (0) none.
 constexpr int kPackThreads = 256;
 constexpr int kMostPackBytes = 48 * 1024;
-constexpr int pack_plane(const TileShape& shape) {
-  return shape.block_channels * shape.kernel[0] * shape.kernel[1] * shape.kernel[2] |
-         1;  // odd: lanes spread over the banks
-}
+// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
+constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
+constexpr int pack_plane(const TileShape& shape) { return shape.block_channels * pack_row(shape) | 1; }
 constexpr int pack_slabs(const TileShape& shape) {
-  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
   int slabs = shape.slabs;
   while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
   // More per block only as long as there are blocks enough for a chip.
   const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
   while (slabs > 1 && runs / slabs < 800) slabs /= 2;
   return slabs;
+}
+// Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread
+// for each line, so that neighbours read taps that mostly are neighbours, too.
+constexpr int kPackChannelParts = 4;
+constexpr int pack_lines(const TileShape& shape) {
+  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
+}
+constexpr int pack_parts(const TileShape& shape) {
+  return pack_slabs(shape) > 0 ? 1 : kPackChannelParts * ((pack_lines(shape) + kPackThreads - 1) / kPackThreads);
 }
 constexpr int pack_shared_bytes(const TileShape& shape) {
   return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape);
@@ -571,5 +589,5 @@ struct alignas(64) TensorMap {
 struct TensorTileParams {
   TileParams tile;
   TensorMap input;
-  TensorMap weight;  // where the shape has boxes of them
+  TensorMap weight;  // of weight boxes
 };

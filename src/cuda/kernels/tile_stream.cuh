@@ -4,10 +4,10 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), how weights come (kWeights: 0 packed, 1 loaded in place, 2 as boxes by the copy engine, 3 as boxes
-// that are rounded) and how
-// outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums
-// in vectors of channels).
+// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine
+// for a gradient, 3 for a forward layer, 4 the same to be put into another order) and how outputs leave (kStores: 0
+// through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels, 3
+// from the sums of several blocks in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -17,7 +17,9 @@
 #include "tile_stream_team.cuh"
 #if kWeights == 1
 #include "tile_stream_weights.cuh"
-#elif kWeights >= 2
+#elif kWeights >= 3
+#include "tile_stream_tap_boxes.cuh"
+#elif kWeights == 2
 #include "tile_stream_weight_boxes.cuh"
 #endif
 
@@ -26,6 +28,8 @@
 #include "tile_stream_store_image.cuh"
 #elif kStores == 2
 #include "tile_stream_store_channels.cuh"
+#elif kStores == 3
+#include "tile_stream_store_gather.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -203,14 +207,14 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
-#if kWeights == 1 || kWeights == 3
+#if kWeights == 1 || kWeights == 4
   if (loader >= kStreamThreads) {
     ptx::give_registers<kShape.weight_registers()>();
     const int thread = loader - kStreamThreads;
     RingPlace<kShape.weight_ring> slot;
-#if kWeights == 3
+#if kWeights == 4
     RingPlace<kBoxRing> box;
-    for_each_tile([&](int) { round_weight_boxes(barriers, box_ring, weight_ring, thread, box, slot); });
+    for_each_tile([&](int) { turn_weight_boxes(barriers, box_ring, weight_ring, thread, box, slot); });
 #else
     if (thread == 0) prefetch_weights(params);
     for_each_tile([&](int tile) {
@@ -223,11 +227,18 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
 #endif
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
+#if kWeights == 2
+    if (kShape.rounds_boxes() && loader >= 32 && loader < kInputThreads) {
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int) { round_weight_boxes(barriers, weight_ring, loader - 32, slot); });
+      return;
+    }
+#endif
     if (loader < kInputThreads) {
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
-    } else if ((kShape.packed || kShape.has_weight_boxes()) && loader == kInputThreads) {
+    } else if (kShape.copies_weights() && loader == kInputThreads) {
 #if kWeights >= 2
       RingPlace<kBoxRing> slot;
       prefetch_weights(params);
@@ -268,6 +279,9 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
 #elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells, input_ring + kShape.pipeline_bytes()), team);
+#elif kStores == 3
+    sync_storing();
+    store_gathered(params, place, team, input_ring);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);

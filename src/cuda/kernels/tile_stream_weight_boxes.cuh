@@ -1,106 +1,77 @@
-// Stages of weights out of the tensor itself by the copy engine: a box for each tap, the channels that are neighbours
-// there in rows of up to 128 bytes, as wgmma's descriptors take them.
+// Stages of a gradient's weights straight out of a channels-last tensor by the copy engine, a box for each tap: rows of
+// summed channels, 16-byte columns swapped, which products read as they are. One thread asks for them. The tensor cores
+// would cut fp32 words: two warps round them where they lie.
 //
-// The config defines kWeightTaps: for each group of planes, distance and slot, where the tap stands in the kernel (ten
-// bits each, the width's lowest) or -1, and kStageBoxes: for each group and stage, how many of them there are.
+// The config defines kWeightTaps: for each group of planes the taps with which its chunks are multiplied, one after the
+// other.
 #pragma once
 
-#include "tile_stream_load.cuh"
+#include "tile_stream_tensor.cuh"
 
-// By one thread.
-__device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, const BlockRows& rows, int rank,
-                                                    const StreamBarriers& barriers, unsigned ring,
-                                                    RingPlace<kBoxRing>& place) {
-  constexpr int kGroups = kShape.all_plane_groups();
-  constexpr int kSlots = kShape.all_slots();
-  constexpr int kStages = kShape.stages_per_chunk();
-  constexpr int kRun = kShape.block_channels / kShape.weight_runs();
-  constexpr bool kOfRows = kShape.weight_boxes == WeightBoxes::of_rows;
-  // The tensor's first channels are those of the layer's input, of all groups.
-  const int row = rows.first_channel + (kShape.gradient ? rows.group * kShape.out_channels : 0);
-  const int first_summed = kShape.gradient ? 0 : rows.group * kShape.channels;
-#pragma unroll 1
-  for (int index = 0; index < kShape.block_chunks(); ++index) {
-    const int chunk = rank * kShape.block_chunks() + index;
-    const int group = chunk % kGroups;
-    const int summed = first_summed + chunk / kGroups * kShape.chunk_channels();
-    const int stages = (chunk_backs(chunk) + kShape.stage_backs - 1) / kShape.stage_backs;
-#pragma unroll 1
-    for (int stage = 0; stage < stages; ++stage) {
-      const unsigned full = barriers.box_full(place.slot);
-      unsigned target = ring + place.slot * kShape.weight_stage_bytes();
-      const int first = stage * kShape.stage_backs;
-      const int backs = min(kShape.stage_backs, kShape.all_backs() - first);
-      ptx::wait_barrier(barriers.box_empty(place.slot), place.parity ^ 1);
-      ptx::expect_bytes(full, kStageBoxes[group * kStages + stage] * kShape.weight_runs() * kShape.weight_box_bytes());
-#pragma unroll 1
-      for (int i = 0; i < backs * kSlots; ++i) {
-        const int tap = kWeightTaps[(group * kShape.all_backs() + first) * kSlots + i];
-#pragma unroll 1
-        for (int run = 0; run < kShape.weight_runs(); ++run) {
-          const int at[5] = {kOfRows ? row + run * kRun : summed, (tap & 1023) + rows.first_residue[2],
-                             (tap >> 10 & 1023) + rows.first_residue[1], (tap >> 20) + rows.first_residue[0],
-                             kOfRows ? summed : row};
-          if (tap >= 0) ptx::copy_tensor(target, &stream.weight, at, full);
-          target += kShape.weight_box_bytes();
-        }
-      }
-      place.advance();
-    }
-  }
-}
+constexpr int kWeightBoxBytes = kShape.weight_back_pitch() * 16;
 
-#if kWeights == 3
-// Rounds boxes on their way to the stages that are multiplied, by a warpgroup that does nothing else. A thread takes
-// four channels of the sum by four of the rows at a time.
-__device__ __forceinline__ void round_weight_boxes(const StreamBarriers& barriers, unsigned boxes, unsigned ring,
-                                                   int thread, RingPlace<kBoxRing>& box,
-                                                   RingPlace<kShape.weight_ring>& place) {
-  static_assert(kShape.weight_boxes == WeightBoxes::of_rows);
-  constexpr int kStageBytes = kShape.weight_stage_bytes();
-  constexpr int kAcross = kShape.weight_run() / 4;  // of a row of shared memory
-  constexpr int kRowBytes = kShape.weight_row_bytes();
-  constexpr int kOfRun = kAcross * kShape.slabs;
-  constexpr int kOfBack = kOfRun * kShape.weight_runs() * kShape.all_slots();
+// A visit for each stage of a tile: its chunk, first distance, and how many distances it has.
+template <typename Visit>
+__device__ __forceinline__ void for_each_stage(const Visit& visit) {
 #pragma unroll 1
   for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    const int backs = chunk_backs(chunk);
 #pragma unroll 1
-    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
-      const int count = min(kShape.stage_backs, kShape.all_backs() - back) * kOfBack;
-      const unsigned from = boxes + box.slot * kStageBytes;
-      const unsigned to = ring + place.slot * kStageBytes;
-      ptx::wait_barrier(barriers.box_full(box.slot), box.parity);
-      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
-#pragma unroll 2
-      for (int i = thread; i < count; i += kStreamThreads) {
-        const int quad = i % kAcross;
-        const int slab = i / kAcross % kShape.slabs;
-        const int run = i / kOfRun;  // of all distances and slots
-        unsigned words[4][4];
-#pragma unroll
-        for (int channel = 0; channel < 4; ++channel) {
-          const unsigned row = from + run * kShape.weight_box_bytes() + (slab * 4 + channel) * kRowBytes;
-          const unsigned address = row + quad * 16;
-          ptx::load_shared<16>(address ^ (address >> 3 & (kRowBytes - 1) & 0x70), words[channel]);
-        }
-        const int channel = run % kShape.weight_runs() * kShape.weight_run() + quad * 4;
-        const int slot = run / kShape.weight_runs() % kShape.all_slots();
-        const unsigned first =
-            i / kOfBack * kShape.weight_back_pitch() + slab * kShape.weight_slab_pitch() + slot * kShape.block_channels;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          Cell cell;
-#pragma unroll
-          for (int k = 0; k < 4; ++k) cell.word[k] = words[k][j];
-          ptx::store_16(to + (first + kShape.row_of_channel(channel + j)) * 16, rounded(cell));
-        }
-      }
-      ptx::fence_for_async_proxy();
-      ptx::arrive(barriers.weight_full(place.slot));
-      ptx::arrive(barriers.box_empty(box.slot));
-      place.advance();
-      box.advance();
-    }
+    for (int back = 0; back < backs; back += kShape.stage_backs)
+      visit(chunk, back, min(kShape.stage_backs, backs - back));
   }
 }
-#endif
+
+__device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, const BlockRows& rows, int rank,
+                                                    const StreamBarriers& barriers, unsigned ring,
+                                                    RingPlace<kShape.weight_ring>& place) {
+  constexpr int kGroups = kShape.all_plane_groups();
+  const int first_row = rows.group * kShape.out_channels + rows.first_channel;
+  for_each_stage([&](int chunk, int back, int count) {
+    const int index = rank * kShape.block_chunks() + chunk;
+    const int first_channel = index / kGroups * kShape.chunk_channels();
+    const unsigned full = kShape.rounds_boxes() ? barriers.weight_raw(place.slot) : barriers.weight_full(place.slot);
+    ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+    ptx::expect_bytes(full, count * kWeightBoxBytes);
+    unsigned target = ring + place.slot * kShape.weight_stage_bytes();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const int tap = kWeightTaps[index % kGroups * kShape.all_backs() + back + i];
+      constexpr int kRows = kShape.reordered_rows();
+      const int at[5] = {tap * kShape.channels + first_channel, kRows == 1 ? first_row : 0, 0, 0,
+                         kRows == 1 ? 0 : first_row / kRows};
+      ptx::copy_tensor(target, &stream.weight, at, full);
+      target += kWeightBoxBytes;
+    }
+    place.advance();
+  });
+}
+
+__device__ __forceinline__ void round_weight_boxes(const StreamBarriers& barriers, unsigned ring, int thread,
+                                                   RingPlace<kShape.weight_ring>& place) {
+  constexpr int kTurn = kRoundingThreads * 16;
+  constexpr int kTurns = kWeightBoxBytes / kTurn;
+  constexpr int kAtOnce = kTurns % 4 == 0 ? 4 : kTurns % 2 == 0 ? 2 : 1;  // vectors of a thread
+  static_assert(!kShape.rounds_boxes() || kWeightBoxBytes % kTurn == 0);
+  for_each_stage([&](int, int, int count) {
+    ptx::wait_barrier(barriers.weight_raw(place.slot), place.parity);
+    unsigned address = ring + place.slot * kShape.weight_stage_bytes() + thread * 16;
+#pragma unroll 1
+    for (int turn = 0; turn < count * kTurns; turn += kAtOnce) {
+      unsigned words[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) ptx::load_shared<16>(address + i * kTurn, words[i]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        Cell cell;
+#pragma unroll
+        for (int word = 0; word < 4; ++word) cell.word[word] = words[i][word];
+        ptx::store_16(address + i * kTurn, rounded(cell));
+      }
+      address += kAtOnce * kTurn;
+    }
+    ptx::fence_for_async_proxy();
+    ptx::arrive(barriers.weight_full(place.slot));
+    place.advance();
+  });
+}
