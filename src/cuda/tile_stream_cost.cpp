@@ -91,7 +91,11 @@ double read_per_weight(const TileShape& shape) {
 
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
-  if (shape.copies_weights() || shape.keeps_weights) return 0;
+  if (!shape.loads_weights()) return 0;
+  if (shape.turns_boxes()) {
+    const double cells = static_cast<double>(shape.weight_stage_bytes()) / 16 / kStreamThreads;
+    return shape.block_chunks() * shape.stages_per_chunk() * (100 + 40 * cells);
+  }
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
@@ -152,9 +156,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           0.48 * outputs * shape.element_bytes * gaps) /
                          (shape.copies_weights() || shape.keeps_weights ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores; where weights are kept, its teams
-  // go on by themselves.
+  // go on by themselves. Vectors of channels leave without a turn through shared memory.
   const int others = (shape.keeps_weights ? shape.column_teams : shape.blocks_per_multiprocessor) - 1;
-  const double alone = others == 0 ? 1.25 : others == 1 && shape.keeps_weights ? 1.08 : 1.0;
+  const double alone = others == 0 && !shape.tensor_copies ? 1.25 : others == 1 && shape.keeps_weights ? 1.08 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const bool in_rows = !shape.gradient && !shape.output_channels_last;  // what images were fitted to
   const bool image = in_rows && shape.image_row > 0;
@@ -164,13 +168,11 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
   const double busy = std::max(main, traffic) + (in_rows ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
-  const double latency =
-      (shape.stays ? 600 : 230) +
-      std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams, weight_loading_cycles(shape)) +
-      0.46 * epilogue +
-      (shape.gathers_vectors()  ? 5000
-       : shape.depth_blocks > 1 ? 11100
-                                : 0);
+  const double sharing = shape.gathers_vectors() ? 5000 : shape.depth_blocks > 1 ? 11100 : 0;
+  const double latency = (shape.stays ? 600 : 230) +
+                         std::max(items / shape.item_steps * 109 + 1.41 * (products + fragments) / shape.column_teams,
+                                  weight_loading_cycles(shape)) +
+                         0.46 * epilogue + sharing;
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);
@@ -206,9 +208,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double split = whole_rows ? 1.0 : scattered ? 1.2 : 1.03;
   const double computed = cycles / clock + (0.26 * torn + (in_rows ? 0.48 : 0.18) * ends) / device.bandwidth;
   // Among cuts that the memory bounds, those with less to compute.
-  const double besides = (shape.gradient ? 0.05 : 0.03) * std::min(computed, transfer);
+  const double besides = (shape.gradient || shape.output_channels_last ? 0.05 : 0.03) * std::min(computed, transfer);
   // A call that is over before its launches are is better off with one, even where that takes a little longer.
-  const double launches = !shape.copies_weights() && problem.batch == 1 ? 0.8 : 1.0;
+  const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
   return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
          gradient_surplus(shape);
 }
