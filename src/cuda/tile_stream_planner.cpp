@@ -291,9 +291,14 @@ bool set_weight_boxes(TileShape& shape, const Problem& problem) {
 }
 
 // Once it is known how outputs leave, which sets the order of the rows.
-bool fits_weight_boxes(const TileShape& shape, const Problem& problem) {
-  constexpr int kTurn = 64;  // vectors that the rounding warps take at once
-  if (shape.rounds_boxes() && shape.weight_back_pitch() % kTurn != 0) return false;
+bool fits_weight_boxes(const TileShape& shape, const Problem& problem, const DeviceProperties& device) {
+  // Two warps round what a block reads: not as fast as many cells are multiplied with many rows, tile after tile.
+  constexpr int kMostRoundedRows = 96;
+  constexpr int kMostRoundedWaves = 2;
+  constexpr int kTurn = 64;  // vectors that these warps take at once
+  if (shape.rounds_boxes() && (shape.weight_back_pitch() % kTurn != 0 || shape.rows() > kMostRoundedRows ||
+                               tile_blocks(shape, problem) > kMostRoundedWaves * device.multiprocessors))
+    return false;
   return shape.rows() == shape.block_channels && shape.out_channels % shape.reordered_rows() == 0 &&
          shape.rows() % shape.reordered_rows() == 0 &&
          can_map(weight_boxes_of(shape, problem.groups, problem.weight_strides[0]));
@@ -395,7 +400,8 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           const bool few_blocks = tile_blocks(shape, problem) <= kMostWavesInPlace * device.multiprocessors;
           if (complete_stream(shape, device) && may_pack(shape, problem))
             add_candidate(problem, device, shape, candidates);
-          if (set_weight_boxes(boxes, problem) && complete_stream(boxes, device) && fits_weight_boxes(boxes, problem))
+          if (set_weight_boxes(boxes, problem) && complete_stream(boxes, device) &&
+              fits_weight_boxes(boxes, problem, device))
             add_candidate(problem, device, boxes, candidates);
           if (few_blocks && set_weights_in_place(in_place, problem, aligned) && complete_stream(in_place, device))
             add_candidate(problem, device, in_place, candidates);
