@@ -311,10 +311,10 @@ class TileKernel final : public Kernel {
     if (s.depth_blocks > 1) text += ", " + std::to_string(s.depth_blocks) + " blocks a tile";
     text += ", " + std::to_string(blocks_) + " blocks (" + std::to_string(s.blocks_per_multiprocessor) +
             " per multiprocessor), " + std::to_string(s.shared_bytes() / 1024) + " KiB shared, weights " +
-            (s.packed          ? "packed"
-             : s.weight_boxes  ? "in boxes"
-             : s.keeps_weights ? "kept"
-                               : "in place");
+            (s.packed         ? "packed"
+             : s.weight_boxes ? "in boxes"
+                              : "in place") +
+            (s.keeps_weights ? " and kept" : "");
     return text;
   }
 

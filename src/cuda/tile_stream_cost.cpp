@@ -145,8 +145,12 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
   // The warps that multiply split fragments, and add up parts while the others' products go on.
   const double parts = items / shape.part_items() * cell_tiles * shape.rows() / 2;
-  const double multiply =
-      shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * parts : 0.55 * products + 1.74 * fragments;
+  // Kept weights: two teams hide less of each other's loads of fragments than three, and inputs come late where there
+  // is room for two chunks only.
+  const bool few_teams = shape.keeps_weights && shape.column_teams * shape.blocks_per_multiprocessor < 3;
+  const double late = shape.keeps_weights && shape.input_ring < 3 && shape.blocks_per_multiprocessor == 1 ? 1.08 : 1.0;
+  const double multiply = shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * parts
+                                         : late * (0.55 * products + (few_teams ? 2.0 : 1.74) * fragments);
   const double copies =
       0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_read_channels()) * shape.copy_places();
 

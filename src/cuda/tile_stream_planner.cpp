@@ -122,7 +122,7 @@ constexpr int kLeastRegisters = 64;         // at a kernel's start
 constexpr int kLeastRegistersToStay = 96;   // loaders keep more from tile to tile
 constexpr int kLeastRegistersInPlace = 80;  // weights on their way
 constexpr int kLeastRegistersToKeep = 104;  // the same, in threads that will multiply
-constexpr int kMostKeptStages = 4;          // of weights that stay in shared memory
+constexpr int kMostKeptStages = 16;         // of weights that stay in shared memory
 constexpr int kMostCopyPlaces = 6;          // of a thread that loads, in registers
 
 // How the copy engine would see the input; address and batch don't matter here.
@@ -394,21 +394,23 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem)) continue;
-          TileShape in_place = shape;
-          TileShape boxes = shape;
-          TileShape keeping = shape;
           const bool few_blocks = tile_blocks(shape, problem) <= kMostWavesInPlace * device.multiprocessors;
-          if (complete_stream(shape, device) && may_pack(shape, problem))
-            add_candidate(problem, device, shape, candidates);
+          const bool may_keep = !few_blocks && shape.even_planes() && tile_block_rows(shape, problem) == 1;
+          const auto add = [&](bool packed, bool keeps) {
+            TileShape way = shape;
+            way.keeps_weights = keeps;
+            if (!packed && !set_weights_in_place(way, problem, aligned)) return false;
+            if (!complete_stream(way, device) || (packed && !may_pack(way, problem))) return false;
+            add_candidate(problem, device, way, candidates);
+            return true;
+          };
+          add(true, false);
+          if (few_blocks) add(false, false);
+          if (may_keep && !add(false, true)) add(true, true);
+          TileShape boxes = shape;
           if (set_weight_boxes(boxes, problem) && complete_stream(boxes, device) &&
               fits_weight_boxes(boxes, problem, device))
             add_candidate(problem, device, boxes, candidates);
-          if (few_blocks && set_weights_in_place(in_place, problem, aligned) && complete_stream(in_place, device))
-            add_candidate(problem, device, in_place, candidates);
-          keeping.keeps_weights = !few_blocks && tile_block_rows(keeping, problem) == 1;
-          if (keeping.keeps_weights && set_weights_in_place(keeping, problem, aligned) &&
-              complete_stream(keeping, device))
-            add_candidate(problem, device, keeping, candidates);
         }
       }
     }

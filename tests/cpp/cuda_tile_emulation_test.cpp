@@ -305,28 +305,32 @@ TEST_F(EmulatedTile, OutputImages) {
   EXPECT_EQ(test::EmulatedCase(problems[0], random).fails(propose_tile(problems[0], test::gpu(90)), 1), "");
 }
 
-// Weights that a block brings once for all of its tiles. The planner takes that for many tiles; here a few will do.
+// Weights that a block brings once for all of its tiles, in place and packed. The planner takes that for many tiles;
+// here a few will do.
 TEST_F(EmulatedTile, KeptWeights) {
-  const std::vector<Problem> problems = {
+  std::vector<Problem> problems = {
       in(make(5, 40, 16, 1, {axis(4, 2, 2, 0), axis(24, 2, 2, 0)}), DType::bf16),
       make(3, 20, 24, 1, {axis(9, 3, 1, 1), axis(40, 3, 1, 1)}),
       in(make(3, 64, 72, 1, {axis(300, 1, 1, 0)}), DType::f16, Precision::strict),
       in(make(3, 24, 24, 1, {axis(9, 3, 1, 1), axis(40, 3, 1, 1)}), DType::f32, Precision::strict),
+      make(3, 24, 16, 1, {axis(9, 3, 1, 1), axis(40, 4, 2, 1)}),
   };
+  problems.back().direction = Direction::grad_input;
   const std::size_t count = test::takes_all() ? problems.size() : 1;
   for (std::size_t i = 0; i < count; ++i) {
     SCOPED_TRACE(to_string(problems[i]));
-    bool found = false;
+    const bool gradient = problems[i].direction == Direction::grad_input;
+    std::set<bool> found;  // packed or not
     for (TileCandidate candidate : tile_candidates(problems[i], test::gpu(90))) {
       TileShape& shape = candidate.shape;
-      if (!shape.streams || shape.packed || shape.depth_blocks > 1 || tile_block_rows(shape, problems[i]) > 1) continue;
-      shape.keeps_weights = shape.stays = found = true;
+      if (!shape.streams || shape.depth_blocks > 1 || !shape.even_planes()) continue;
+      if (tile_block_rows(shape, problems[i]) > 1 || !found.insert(shape.packed).second) continue;
+      shape.keeps_weights = shape.stays = true;
       shape.weight_ring = shape.block_chunks() * shape.stages_per_chunk();
       shape.most_blocks = 2;
       EXPECT_EQ(test::EmulatedCase(problems[i], random).fails(propose_tile(problems[i], test::gpu(90), candidate)), "");
-      break;
     }
-    EXPECT_TRUE(found);
+    EXPECT_EQ(found.size(), gradient ? 1u : 2u);
   }
 }
 

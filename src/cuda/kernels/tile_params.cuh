@@ -97,7 +97,7 @@ struct TileShape {
   bool all_taps;    // every phase of a block has a tap at every distance
   int blocks_per_multiprocessor;
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
-  // Streams in place: all tiles of a block have the same weights, which the threads that multiply bring once.
+  // Streams: all tiles of a block have the same weights, which are brought once (in place by threads that multiply).
   bool keeps_weights;
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;

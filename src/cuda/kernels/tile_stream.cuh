@@ -238,10 +238,15 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     } else if (kShape.packed && loader == kInputThreads) {
       ptx::wait_for_previous_kernel();
       RingPlace<kShape.weight_ring> slot;
-      for_each_tile([&](int tile) {
+      const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);
         stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
-      });
+      };
+      if (kShape.keeps_weights) {
+        bring(static_cast<int>(blockIdx.x));
+      } else {
+        for_each_tile(bring);
+      }
     }
     return;
   }
