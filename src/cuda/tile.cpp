@@ -220,7 +220,7 @@ std::int64_t elements_without_gaps(const Sizes& sizes, const Strides& strides) {
 // started while another kernel holds some multiprocessors, they would crowd on the others. (A recorded launch may have
 // any number of blocks.)
 bool keeps_apart(const TileShape& shape, long long blocks, const DeviceProperties& device) {
-  return shape.streams && blocks <= device.multiprocessors && !device.any_batch;
+  return shape.streams && static_cast<double>(blocks) <= blocks_side_by_side(shape, device) && !device.any_batch;
 }
 
 std::size_t launched_shared_bytes(const TileShape& shape, long long blocks, const DeviceProperties& device) {

@@ -31,6 +31,10 @@ int loads_in_place(const TileShape& shape);
 // An estimate, on the safe side, of the registers that a thread needs.
 int tile_registers(const TileShape& shape);
 
+// How many blocks can have a multiprocessor each at once: those of a cluster share a part of the chip, whose
+// multiprocessors clusters of four and eight don't divide evenly (of an H200's 132, 120 and 104 are taken).
+double blocks_side_by_side(const TileShape& shape, const DeviceProperties& device);
+
 // Expected seconds of a problem cut in this way.
 double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device);
 double stream_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device);

@@ -59,7 +59,7 @@ TensorBoxes weight_boxes_of(const TileShape& shape, long long groups, const long
 // Lets the copy engine bring them, where they lie as it needs them, and whether it can once the cut is complete: how
 // outputs leave sets the order of a gradient's rows.
 bool set_weight_boxes(TileShape& shape, const Problem& problem, bool aligned);
-bool fits_weight_boxes(const TileShape& shape, const Problem& problem);
+bool fits_weight_boxes(const TileShape& shape, const Problem& problem, const DeviceProperties& device);
 
 // Cuts for blocks whose warps have roles (kernels/tile_stream.cuh), where the device and the tensors allow them.
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,

@@ -109,23 +109,20 @@ double blocks_of_sample(const Problem& problem) {
 }
 
 // Blocks of a cluster that share a gradient's tile: as many as a sample needs to fill the chip, each with a long sum
-// left, since adding up costs as much as many products. Samples of a few blocks come in batches, which fill the chip
-// anyway; those of one or two are too small for that.
+// left, since adding up costs as much as many products (channels-last, by vectors, not as many). Samples of a few
+// blocks come in batches, which fill the chip anyway; those of one or two are too small for that.
 int gradient_depth_blocks(const Problem& problem, const TileShape& shape) {
   const double blocks = blocks_of_sample(problem);
-  const auto least_depth = [&](int share) {
-    constexpr double kLeast = 640;
-    constexpr double kLong = 2048;
-    if (blocks < 4) return kLeast;
-    if (shape.output_channels_last) return share == 2 && blocks >= 8 ? kLong / 2 : kLong;
-    return blocks < 16 ? kLong : kLeast;
-  };
+  const double least_depth = shape.output_channels_last ? (blocks < 16 ? 640 : 512)
+                             : blocks < 4               ? 640
+                             : blocks < 16              ? 2048
+                                                        : 640;
   double depth = shape.channels;
   for (const int kernel : shape.kernel) depth *= kernel;
   int found = 1;
   for (const int share : {2, 4, 8}) {
     const double most = share == 2 ? 200 : 132;
-    if (depth >= 2048 && depth / share >= least_depth(share) && shape.chunks() % share == 0 && blocks * share <= most)
+    if (depth >= 2048 && depth / share >= least_depth && shape.chunks() % share == 0 && blocks * share <= most)
       found = share;
   }
   return found;

@@ -111,7 +111,18 @@ double weight_loading_cycles(const TileShape& shape) {
   return shape.block_chunks() * shape.stages_per_chunk() * (turns * turn + issued);
 }
 
+// What the two warps take that round a block's weights where they lie.
+double rounding_cycles(const TileShape& shape) {
+  if (!shape.rounds_boxes()) return 0;
+  return 0.03 * shape.block_chunks() * mean_backs(shape) * shape.weight_back_pitch() * 16;
+}
+
 }  // namespace
+
+double blocks_side_by_side(const TileShape& shape, const DeviceProperties& device) {
+  const double share = shape.depth_blocks > 4 ? 104.0 : shape.depth_blocks > 2 ? 120.0 : 132.0;
+  return device.multiprocessors * share / 132;
+}
 
 // Like tile_seconds, for blocks whose warps have roles. What bounds them is the way of a team from fragments to
 // products, the traffic, or one copy after the other.
@@ -165,22 +176,23 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double epilogue = shape.store_vector > 0 ? 0.69 * stored
                           : image                ? 0.54 * stored + 290 * turns
                                                  : stored + 147 * turns;
-  const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25});
+  const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25, rounding_cycles(shape) * 0.5});
   const double busy = std::max(main, traffic) + (in_rows ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
   const double sharing = shape.gathers_vectors() ? 5000 : shape.depth_blocks > 1 ? 11100 : 0;
   const double latency = (shape.stays ? 600 : 230) +
-                         std::max(items / shape.item_steps * 109 + 1.41 * (products + fragments) / shape.column_teams,
-                                  weight_loading_cycles(shape)) +
+                         std::max({items / shape.item_steps * 109 + 1.41 * (products + fragments) / shape.column_teams,
+                                   weight_loading_cycles(shape), rounding_cycles(shape)}) +
                          0.46 * epilogue + sharing;
   const int resident = shape.blocks_per_multiprocessor;
-  const double slots = static_cast<double>(device.multiprocessors) * resident;
+  const double side_by_side = blocks_side_by_side(shape, device);
+  const double slots = side_by_side * resident;
   const double full_waves = std::floor(blocks / slots);
   const double rest = blocks - full_waves * slots;
   double cycles = full_waves * std::max(busy * resident, latency);
-  if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
+  if (rest > 0) cycles += std::max(busy * std::ceil(rest / side_by_side), latency);
   // Clusters of small blocks spread unevenly: a chip full of large ones is faster.
-  if (shape.gradient && shape.depth_blocks > 1 && blocks > device.multiprocessors) cycles *= 1.25;
+  if (shape.gradient && shape.depth_blocks > 1 && blocks > side_by_side) cycles *= 1.25;
 
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +

@@ -381,7 +381,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
             if (keeps && (cut.turns_boxes() || cut.rounds_boxes())) return false;
             const bool alone = way == WeightsCome::in_boxes && blocks <= device.multiprocessors;
             if (!complete_stream(cut, device, alone) || (cut.packed && !may_pack(cut, problem))) return false;
-            if (cut.weight_boxes && !fits_weight_boxes(cut, problem)) return false;
+            if (cut.weight_boxes && !fits_weight_boxes(cut, problem, device)) return false;
             add_candidate(problem, device, cut, candidates);
             return true;
           };

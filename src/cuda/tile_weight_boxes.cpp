@@ -1,6 +1,7 @@
 // Boxes of weights that the copy engine brings out of the tensor itself: which problems have them, and how they lie.
 #include <algorithm>
 
+#include "cuda/tile_cost.h"
 #include "cuda/tile_cuts.h"
 
 namespace tconv::cuda {
@@ -66,9 +67,14 @@ bool set_weight_boxes(TileShape& shape, const Problem& problem, bool aligned) {
   return true;
 }
 
-bool fits_weight_boxes(const TileShape& shape, const Problem& problem) {
-  constexpr int kTurn = 64;  // vectors that the rounding warps take at once
-  if (shape.rounds_boxes() && shape.weight_back_pitch() % kTurn != 0) return false;
+bool fits_weight_boxes(const TileShape& shape, const Problem& problem, const DeviceProperties& device) {
+  // Two warps round what a block reads: not as fast as many cells are multiplied with many rows, tile after tile.
+  constexpr int kMostRoundedRows = 96;
+  constexpr int kMostRoundedWaves = 2;
+  constexpr int kTurn = 64;  // vectors that these warps take at once
+  if (shape.rounds_boxes() && (shape.weight_back_pitch() % kTurn != 0 || shape.rows() > kMostRoundedRows ||
+                               tile_blocks(shape, problem) > kMostRoundedWaves * device.multiprocessors))
+    return false;
   if (shape.gradient && (shape.rows() != shape.block_channels || shape.out_channels % shape.reordered_rows() != 0 ||
                          shape.rows() % shape.reordered_rows() != 0))
     return false;

@@ -47,28 +47,57 @@ __device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, 
   });
 }
 
+// Some vectors of one thread, from one turn of all rounding threads to the next.
+struct RoundedVectors {
+  static constexpr int kTurn = kRoundingThreads * 16;
+  static constexpr int kTurns = kWeightBoxBytes / kTurn;  // of a tap's box
+  static constexpr int kCount = kTurns % 4 == 0   ? 4
+                                : kTurns % 5 == 0 ? 5
+                                : kTurns % 3 == 0 ? 3
+                                : kTurns % 2 == 0 ? 2
+                                                  : 1;
+  static_assert(!kShape.rounds_boxes() || kWeightBoxBytes % kTurn == 0);
+
+  unsigned words[kCount][4];
+
+  __device__ __forceinline__ void load(unsigned address) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) ptx::load_shared<16>(address + i * kTurn, words[i]);
+  }
+  __device__ __forceinline__ void store(unsigned address) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      Cell cell;
+#pragma unroll
+      for (int word = 0; word < 4; ++word) cell.word[word] = words[i][word];
+      ptx::store_16(address + i * kTurn, rounded(cell));
+    }
+  }
+};
+
 __device__ __forceinline__ void round_weight_boxes(const StreamBarriers& barriers, unsigned ring, int thread,
                                                    RingPlace<kShape.weight_ring>& place) {
-  constexpr int kTurn = kRoundingThreads * 16;
-  constexpr int kTurns = kWeightBoxBytes / kTurn;
-  constexpr int kAtOnce = kTurns % 4 == 0 ? 4 : kTurns % 2 == 0 ? 2 : 1;  // vectors of a thread
-  static_assert(!kShape.rounds_boxes() || kWeightBoxBytes % kTurn == 0);
+  constexpr int kStep = RoundedVectors::kCount * RoundedVectors::kTurn;
   for_each_stage([&](int, int, int count) {
     ptx::wait_barrier(barriers.weight_raw(place.slot), place.parity);
     unsigned address = ring + place.slot * kShape.weight_stage_bytes() + thread * 16;
+    const unsigned end = address + count * kWeightBoxBytes;
+    RoundedVectors even;
+    RoundedVectors odd;
+    even.load(address);
+    // The next ones are on their way while these are rounded.
 #pragma unroll 1
-    for (int turn = 0; turn < count * kTurns; turn += kAtOnce) {
-      unsigned words[kAtOnce][4];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) ptx::load_shared<16>(address + i * kTurn, words[i]);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        Cell cell;
-#pragma unroll
-        for (int word = 0; word < 4; ++word) cell.word[word] = words[i][word];
-        ptx::store_16(address + i * kTurn, rounded(cell));
-      }
-      address += kAtOnce * kTurn;
+    while (true) {
+      const bool has_odd = address + kStep != end;
+      if (has_odd) odd.load(address + kStep);
+      even.store(address);
+      address += kStep;
+      if (!has_odd) break;
+      const bool has_even = address + kStep != end;
+      if (has_even) even.load(address + kStep);
+      odd.store(address);
+      address += kStep;
+      if (!has_even) break;
     }
     ptx::fence_for_async_proxy();
     ptx::arrive(barriers.weight_full(place.slot));
