@@ -238,7 +238,8 @@ struct CellTeam {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sums[i][tile], cells[first + i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+          multiply(sums[i][tile], cells[first + i * kShape.tile_fragments() + line_place(back)],
+                   8ULL << 32 | (b + tile * kShape.row_unit));
         }
       }
     }
