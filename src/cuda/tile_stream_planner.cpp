@@ -283,32 +283,28 @@ void add_candidate(const Problem& problem, const DeviceProperties& device, const
   candidates.push_back(candidate);
 }
 
-// Ways to make neighbouring outputs the phases of a cell. A product of fewer than 32 rows takes as long as one of 32:
-// of few output channels that leaves tensor cores idle, and phases share them at the price of products by zeros at the
-// ends of the kernel. Each output's sum keeps its order.
-std::vector<std::array<int, 3>> fold_choices(const Problem& problem, const TileShape& base) {
-  constexpr int kMostRows = 64;
-  constexpr int kLeastKernel = 3;
-  std::vector<std::array<int, 3>> choices = {{1, 1, 1}};
-  if (base.gradient || base.depth_blocks > 1 || (base.math == TileMath::fp32x3 && base.line_axis < 0)) return choices;
-  if (base.stride[0] * base.stride[1] * base.stride[2] > 1) return choices;
-  for (const int fold : {2, 4}) {
-    for (int a = 0; a < kSpatialAxes; ++a) {
-      const Axis& axis = problem.axes[a];
-      if (axis.dilation != 1 || axis.kernel < kLeastKernel + (fold - 2) || axis.output() < 2 * fold) continue;
-      if (base.out_channels * fold > kMostRows) continue;
-      choices.push_back({1, 1, 1});
-      choices.back()[static_cast<std::size_t>(a)] = fold;
-    }
+// Axes along which pairs of neighbouring outputs may be phases of a cell; -1: none. A product of 16 rows or fewer takes
+// nearly as long as one of 32: of few output channels that leaves tensor cores idle, and phases share them at the price
+// of products by zeros at both ends of the kernel, which pays for long ones. Each output's sum keeps its order, also
+// where short sums are added up, which are those of a line.
+std::vector<int> fold_axes(const Problem& problem, const TileShape& base) {
+  constexpr int kMostChannels = 16;
+  constexpr int kLeastKernel = 5;
+  std::vector<int> axes = {-1};
+  const bool strided = base.stride[0] * base.stride[1] * base.stride[2] > 1;
+  if (base.gradient || strided || base.depth_blocks > 1 || base.out_channels > kMostChannels) return axes;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const Axis& axis = problem.axes[a];
+    const bool splits_elsewhere = base.math == TileMath::fp32x3 && a != base.line_axis;
+    if (axis.dilation == 1 && axis.kernel >= kLeastKernel && axis.output() > 2 && !splits_elsewhere) axes.push_back(a);
   }
-  return choices;
+  return axes;
 }
 
-TileShape folded(TileShape shape, const std::array<int, 3>& fold) {
-  for (std::size_t a = 0; a < fold.size(); ++a) {
-    shape.fold[a] = fold[a];
-    shape.backs[a] += fold[a] - 1;
-  }
+TileShape folded(TileShape shape, int axis) {
+  if (axis < 0) return shape;
+  shape.fold[axis] = 2;
+  ++shape.backs[axis];
   return shape;
 }
 
@@ -386,8 +382,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   if (may_map && !strided) base.tensor_copies = set_tensor_copies(base, problem.groups);
   // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
   if (base.chunks() % base.depth_blocks != 0) return;
-  for (const auto& fold : fold_choices(problem, base))
-    add_cuts(problem, device, folded(base, fold), aligned, candidates);
+  for (const int axis : fold_axes(problem, base)) add_cuts(problem, device, folded(base, axis), aligned, candidates);
 }
 
 }  // namespace tconv::cuda

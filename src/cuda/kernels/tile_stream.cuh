@@ -47,17 +47,20 @@ struct StreamReader {
                                        int item, int plane = 0) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
-    team.add(now, weight_stage(), item);
+    const unsigned weights = weight_stage();
+    team.add(now, weights, item);
     const bool ends_chunk = item + 1 == chunk_items(plane);
     ptx::wait_for_warpgroup<1>();
-    // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
-    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kSteps);
       team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kSteps);
-      return;
     }
+    // Branches between an item's products, or more of them, and ptxas would serialise them.
+    team.add_rest(now, weights, item);
+    // The products before this item are done, and with the first one of a stage the whole stage before it.
+    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
+    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
+    if (!ends_chunk) return;
     if (++chunk == kShape.block_chunks()) return;
     give_back_input();
     begin(team, next, plane + 1 == kPlanes ? 0 : plane + 1);

@@ -54,6 +54,10 @@ struct CellTeam {
   // Tiles whose place in the box is kept; the others lie steps along the line from the first.
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
+  // Products of an item, and those of them that come before the next fragments are loaded: of a line, half.
+  static constexpr int kProducts = kLine * kRowTiles * kCellTiles;
+  static constexpr int kFirstProducts = kLine > 1 && !kShape.splits() ? (kProducts + 1) / 2 : kProducts;
+
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
   // Where factors are split: the sum of a few products, on its way to `sum`.
   static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
@@ -190,8 +194,8 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The products of one item; `weights` is the descriptor of its stage's first row. Of split factors the small products
-  // come first, so that they are not cut off.
+  // The first products of one item; `weights` is the descriptor of its stage's first row. Of split factors, where they
+  // are all of them, the small ones come first, so that they are not cut off.
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
     if constexpr (kShape.splits()) {
@@ -199,9 +203,18 @@ struct CellTeam {
       add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), item);
       add_products(part, cells, 0, weights, item);
     } else {
-      add_products(sum, cells, 0, weights, item);
+      add_products<0, kFirstProducts>(sum, cells, 0, weights, item);
     }
     ptx::commit_warpgroup();
+  }
+  // The others. A warp stands still while the tensor cores are busy with products of its own that it has handed over:
+  // what it loads before the last of them arrives in the meantime.
+  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int item) {
+    if constexpr (kFirstProducts < kProducts) {
+      ptx::fence_warpgroup();
+      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, item);
+      ptx::commit_warpgroup();
+    }
   }
 
   // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
@@ -224,8 +237,8 @@ struct CellTeam {
     }
   }
 
-  // With the fragments from `first` on.
-  template <typename Sums>
+  // Products number kBegin to kEnd, with the fragments from `first` on.
+  template <int kBegin = 0, int kEnd = kProducts, typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
                                                       int item) {
 #pragma unroll
@@ -238,6 +251,8 @@ struct CellTeam {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
+          const int product = (back * kRowTiles + tile) * kCellTiles + i;
+          if (product < kBegin || product >= kEnd) continue;
           multiply(sums[i][tile], cells[first + i * kShape.tile_fragments() + line_place(back)],
                    8ULL << 32 | (b + tile * kShape.row_unit));
         }
