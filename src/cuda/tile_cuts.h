@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "cuda/tensor_map.h"
 #include "cuda/tile.h"
 
 namespace tconv::cuda {
@@ -43,6 +44,10 @@ bool may_pack(const TileShape& shape, const Problem& problem);
 // Which phases a block computes together: all, or fewer of the outer axes, or a run of the width's.
 std::vector<std::array<int, 3>> span_choices(const TileShape& base);
 std::vector<int> channel_choices(const TileShape& base);
+
+// How the copy engine would see a gradient's weights, a row of summed channels for each of the tensor's first channels,
+// `row_stride` elements apart; the address doesn't matter here.
+TensorBoxes weight_boxes_of(const TileShape& shape, std::int64_t groups, std::int64_t row_stride);
 
 // How outputs leave a streaming block that is cut already: what is stored at once, and how it passes shared memory.
 void set_stores(const Problem& problem, TileShape& shape, bool aligned);

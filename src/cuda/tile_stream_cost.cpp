@@ -39,6 +39,12 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
          (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
 
+// The share of those sectors that two blocks write: a block that has whole rows writes most of them itself.
+double torn_share(const TileShape& shape, const Problem& problem) {
+  const bool whole_rows = !shape.joins_rows && shape.tile[3] >= tile_cells(shape, problem, 2);
+  return whole_rows ? 1.0 / (shape.tile[2] * shape.span[1]) : 1.0;
+}
+
 // Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
 // the memory in parts.
 double part_line_bytes(const TileShape& shape, const Problem& problem) {
@@ -71,7 +77,7 @@ double mean_backs(const TileShape& shape) {
 // How many bytes are read for each byte of weights that is wanted, where they are read in place: taps of one phase lie
 // between those of others.
 double read_per_weight(const TileShape& shape) {
-  if (shape.packed || shape.weight_steps[2] != 1) return 1;
+  if (shape.copies_weights() || shape.weight_steps[2] != 1) return 1;
   double taps = 1;
   double wanted = 1;
   for (int a = 0; a < 3; ++a) {
@@ -85,7 +91,7 @@ double read_per_weight(const TileShape& shape) {
 
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
-  if (shape.packed) return 0;
+  if (shape.copies_weights() || shape.keeps_weights) return 0;
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
@@ -128,8 +134,12 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double fragments = items * shape.line_fragments() * shape.column_teams * 16 * conflicts * words;
   // The warps that multiply split fragments, and add up parts while the others' products go on.
   const double parts = items / shape.part_items() * cell_tiles * shape.rows() / 2;
-  const double multiply =
-      shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * parts : 0.55 * products + 1.74 * fragments;
+  // Kept weights: two teams hide less of each other's loads of fragments than three, and inputs come late where there
+  // is room for two chunks only.
+  const bool few_teams = shape.keeps_weights && shape.column_teams * shape.blocks_per_multiprocessor < 3;
+  const double late = shape.keeps_weights && shape.input_ring < 3 && shape.blocks_per_multiprocessor == 1 ? 1.08 : 1.0;
+  const double multiply = shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * parts
+                                         : late * (0.55 * products + (few_teams ? 2.0 : 1.74) * fragments);
   const double copies =
       0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_read_channels()) * shape.copy_places();
 
@@ -138,11 +148,13 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double outputs = static_cast<double>(shape.positions()) * shape.block_channels / shape.depth_blocks;
   const double stored = (outputs * 12 + static_cast<double>(shape.rows()) * shape.columns() * 2) * 0.0231;
   const double gaps = std::min(static_cast<double>(shape.output_step(2)) / shape.span[2], 8.0);
-  const double traffic =
-      (input_bytes + weight_bytes * read_per_weight(shape) + 0.48 * outputs * shape.element_bytes * gaps) /
-      (shape.packed ? 64 : 30);
-  // A block alone on its multiprocessor has nobody who multiplies while it stores.
-  const double alone = shape.blocks_per_multiprocessor == 1 ? 1.25 : 1.0;
+  const double traffic = (input_bytes + (shape.keeps_weights ? 0 : weight_bytes * read_per_weight(shape)) +
+                          0.48 * outputs * shape.element_bytes * gaps) /
+                         (shape.copies_weights() || shape.keeps_weights ? 64 : 30);
+  // A block alone on its multiprocessor has nobody who multiplies while it stores; where weights are kept, its teams
+  // go on by themselves.
+  const int others = (shape.keeps_weights ? shape.column_teams : shape.blocks_per_multiprocessor) - 1;
+  const double alone = others == 0 ? 1.25 : others == 1 && shape.keeps_weights ? 1.08 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const bool in_rows = !shape.gradient && !shape.output_channels_last;  // what images were fitted to
   const bool image = in_rows && shape.image_row > 0;
@@ -155,7 +167,10 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double latency =
       (shape.stays ? 600 : 230) +
       std::max(items * 109 + 1.41 * (products + fragments) / shape.column_teams, weight_loading_cycles(shape)) +
-      0.46 * epilogue + (shape.depth_blocks > 1 ? 11100 : 0);
+      0.46 * epilogue +
+      (shape.gathers_vectors()  ? 5000
+       : shape.depth_blocks > 1 ? 11100
+                                : 0);
   const int resident = shape.blocks_per_multiprocessor;
   const double slots = static_cast<double>(device.multiprocessors) * resident;
   const double full_waves = std::floor(blocks / slots);
@@ -176,12 +191,12 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                              shape.channel_chunks() * shape.slabs / std::max(pack_slabs(shape), 1);
   const double pack_rate =
       shape.wide_weights ? 3.3e12 : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
-  const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : 0;
+  const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : shape.keeps_weights ? 1.5e-6 : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
-  const double torn = tears_sectors(shape, problem) ? ends : 0;
+  const double torn = tears_sectors(shape, problem) ? ends * torn_share(shape, problem) : 0;
   const double part_lines = part_line_bytes(shape, problem);
-  const double transfer = 1.23 * (bytes + 3.05 * torn + 0.09 * ends + part_lines) / device.bandwidth;
+  const double transfer = 1.23 * (bytes + 5 * torn + 0.09 * ends + part_lines) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   // How both kinds of blocks compare where both were measured.
   const bool strided = shape.stride[0] * shape.stride[1] * shape.stride[2] > 1;
@@ -191,9 +206,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double split = whole_rows ? 1.0 : scattered ? 1.2 : 1.03;
   const double computed = cycles / clock + (0.26 * torn + (in_rows ? 0.48 : 0.18) * ends) / device.bandwidth;
   // Among cuts that the memory bounds, those with less to compute.
-  const double besides = shape.gradient ? 0.05 * std::min(computed, transfer) : 0;
+  const double besides = (shape.gradient ? 0.05 : 0.03) * std::min(computed, transfer);
   // A call that is over before its launches are is better off with one, even where that takes a little longer.
-  const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
+  const double launches = !shape.copies_weights() && problem.batch == 1 ? 0.8 : 1.0;
   return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
          gradient_surplus(shape);
 }

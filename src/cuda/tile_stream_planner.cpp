@@ -123,6 +123,8 @@ std::vector<CellTeams> cell_teams(const TileShape& shape) {
 constexpr int kLeastRegisters = 64;         // at a kernel's start
 constexpr int kLeastRegistersToStay = 96;   // loaders keep more from tile to tile
 constexpr int kLeastRegistersInPlace = 80;  // weights on their way
+constexpr int kLeastRegistersToKeep = 104;  // the same, in threads that will multiply
+constexpr int kMostKeptStages = 16;         // of weights that stay in shared memory
 constexpr int kMostCopyPlaces = 6;          // of a thread that loads, in registers
 
 // How the copy engine would see the input; address and batch don't matter here.
@@ -187,11 +189,15 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int at_start = shape.registers_at_start();
     const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
     shape.stays = shape.depth_blocks == 1 && at_start >= least_to_stay;
-    shape.store_vector = shape.stays ? store_vector : 0;
+    const bool gathers = shape.depth_blocks > 1 && store_vector >= 4;
+    shape.store_vector = shape.stays || gathers ? store_vector : 0;
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    if (at_start < (shape.packed ? kLeastRegisters : kLeastRegistersInPlace)) continue;
+    const int least = shape.copies_weights() ? kLeastRegisters
+                      : shape.keeps_weights  ? kLeastRegistersToKeep
+                                             : kLeastRegistersInPlace;
+    if (at_start < least) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
@@ -210,12 +216,16 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     const int most_inputs = shape.stays ? 4 : std::min(4, shape.block_chunks());
     shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
+    if (shape.keeps_weights) {
+      shape.weight_ring = shape.block_chunks() * shape.stages_per_chunk();
+      if (!shape.stays || shape.weight_ring > kMostKeptStages) continue;
+    }
     if (shape.shared_bytes() > room) shape.input_ring = std::min(2, shape.block_chunks());
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
       for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
-        const int limit = ring == &shape.input_ring ? most_inputs : 4;
+        const int limit = ring == &shape.input_ring ? most_inputs : shape.keeps_weights ? shape.weight_ring : 4;
         if (*ring >= limit) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
@@ -267,6 +277,28 @@ bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned
   shape.packed = false;
   shape.weight_vector = weight_vector_of(shape, aligned);
   return true;
+}
+
+// Weights in boxes by the copy engine: each tap's channels are whole chunks, side by side in memory.
+bool set_weight_boxes(TileShape& shape, const Problem& problem) {
+  if (!shape.gradient || !shape.tensor_copies || shape.math == TileMath::fp32x3) return false;
+  const Strides& strides = problem.weight_strides;
+  bool one_tap = true;
+  for (const Axis& axis : problem.axes) one_tap = one_tap && axis.kernel == 1;
+  if (strides[1] != 1 || shape.channels % shape.chunk_channels() != 0) return false;
+  if (!one_tap && (!has_dense_taps(problem) || strides[4] != shape.channels)) return false;
+  shape.packed = false;
+  shape.weight_boxes = true;
+  return true;
+}
+
+// Once it is known how outputs leave, which sets the order of the rows.
+bool fits_weight_boxes(const TileShape& shape, const Problem& problem) {
+  constexpr int kTurn = 64;  // vectors that the rounding warps take at once
+  if (shape.rounds_boxes() && shape.weight_back_pitch() % kTurn != 0) return false;
+  return shape.rows() == shape.block_channels && shape.out_channels % shape.reordered_rows() == 0 &&
+         shape.rows() % shape.reordered_rows() == 0 &&
+         can_map(weight_boxes_of(shape, problem.groups, problem.weight_strides[0]));
 }
 
 constexpr int kMostWavesInPlace = 8;
@@ -348,12 +380,22 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem)) continue;
-          TileShape in_place = shape;
           const bool few_blocks = tile_blocks(shape, problem) <= kMostWavesInPlace * device.multiprocessors;
-          if (complete_stream(shape, device) && may_pack(shape, problem))
-            add_candidate(problem, device, shape, candidates);
-          if (few_blocks && set_weights_in_place(in_place, problem, aligned) && complete_stream(in_place, device))
-            add_candidate(problem, device, in_place, candidates);
+          const bool may_keep = !few_blocks && shape.even_planes() && tile_block_rows(shape, problem) == 1;
+          const auto add = [&](bool packed, bool keeps) {
+            TileShape way = shape;
+            way.keeps_weights = keeps;
+            if (!packed && !set_weights_in_place(way, problem, aligned)) return false;
+            if (!complete_stream(way, device) || (packed && !may_pack(way, problem))) return false;
+            add_candidate(problem, device, way, candidates);
+            return true;
+          };
+          add(true, false);
+          if (few_blocks) add(false, false);
+          if (may_keep && !add(false, true)) add(true, true);
+          TileShape boxes = shape;
+          if (set_weight_boxes(boxes, problem) && complete_stream(boxes, device) && fits_weight_boxes(boxes, problem))
+            add_candidate(problem, device, boxes, candidates);
         }
       }
     }
@@ -361,6 +403,23 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
 }
 
 }  // namespace
+
+TensorBoxes weight_boxes_of(const TileShape& shape, std::int64_t groups, std::int64_t row_stride) {
+  const std::int64_t rows = groups * shape.out_channels;
+  const std::int64_t depth = std::int64_t{shape.channels} * shape.kernel[0] * shape.kernel[1] * shape.kernel[2];
+  if (shape.reordered_rows() == 1) {
+    return {.element_bytes = shape.element_bytes,
+            .sizes = {depth, rows, 1, 1, 1},
+            .strides = {row_stride, 0, 0, 0},
+            .box = {shape.chunk_channels(), shape.rows(), 1, 1, 1}};
+  }
+  // row_of_channel: pairs of neighbours, of four threads, then the other pairs of their vectors.
+  const int vector = shape.store_vector;
+  return {.element_bytes = shape.element_bytes,
+          .sizes = {depth, 2, 4, vector / 2, rows / (4 * vector)},
+          .strides = {row_stride, vector * row_stride, 2 * row_stride, 4 * vector * row_stride},
+          .box = {shape.chunk_channels(), 2, 4, vector / 2, shape.rows() / (4 * vector)}};
+}
 
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
                  std::vector<TileCandidate>& candidates) {

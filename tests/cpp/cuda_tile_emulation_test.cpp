@@ -7,6 +7,7 @@
 
 #include "cases.h"
 #include "cuda/tile.h"
+#include "cuda/tile_cost.h"
 #include "emulated_case.h"
 #include "kernel_emulator.h"
 
@@ -203,6 +204,35 @@ TEST_F(EmulatedTile, GradientByPlaneBoxes) {
   }
 }
 
+// Gradients whose weights the copy engine brings from a channels-last tensor: rows as they are and in the order in
+// which vectors are stored, rounded and not, taps of one residue and of lines, short rows of channels, tails of rows,
+// groups, blocks of a cluster that share a sum.
+TEST_F(EmulatedTile, WeightBoxes) {
+  const std::vector<Problem> problems = {
+      make(2, 48, 64, 1, {axis(5, 3, 2, 1, 1), axis(7, 4, 2, 1)}),
+      in(make(2, 64, 64, 1, {axis(5, 4, 2, 1), axis(9, 4, 2, 1)}), DType::bf16, Precision::strict),
+      make(1, 64, 512, 1, {axis(8, 4, 2, 1), axis(8, 4, 2, 1)}),
+      make(2, 48, 32, 1, {axis(6, 3, 1, 1), axis(9, 3, 1, 1)}),
+      make(2, 80, 16, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
+      make(1, 128, 64, 2, {axis(5, 5, 3, 2), axis(18, 4, 4, 0)}),
+      make(1, 64, 32, 1, {axis(60, 1, 1, 0)}),
+      make(1, 48, 32, 1, {axis(3, 2, 2, 0), axis(4, 3, 2, 1), axis(5, 2, 2, 0)}),
+      in(make(1, 96, 48, 1, {axis(5, 4, 2, 0), axis(6, 4, 2, 0)}), DType::f16, Precision::strict),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Problem& dense = problems[i];
+    Problem problem = in(dense, dense.dtype, dense.dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    problem.direction = Direction::grad_input;
+    const auto boxes = [](const TileShape& shape) { return shape.weight_boxes; };
+    check_streams(problem, boxes, [](const TileShape& shape) {
+      return std::array{shape.reordered_rows() > 1, test::takes_all() && shape.stays,
+                        test::takes_all() && shape.column_teams > 1, test::takes_all() && shape.rows() > 64};
+    });
+  }
+}
+
 // Small images: blocks of one residue of an axis have cells of their own, one cell apart from those of others, whatever
 // padding and output padding do to the ends of a row.
 TEST_F(EmulatedTile, CellsOfOneResidue) {
@@ -275,9 +305,9 @@ TEST_F(EmulatedTile, OutputImages) {
   EXPECT_EQ(test::EmulatedCase(problems[0], random).fails(propose_tile(problems[0], test::gpu(90)), 1), "");
 }
 
-// Few output channels: neighbouring outputs along any of the axes as phases of a cell, two and four of them, with and
-// without lines; rows and columns of cells that end inside one, paddings that begin inside one, tails of channels,
-// groups, bias, both layouts, two bytes, strict arithmetic, one to three axes.
+// Few output channels: pairs of neighbouring outputs along any of the axes as phases of a cell, with and without lines;
+// rows and columns of cells that end inside one, paddings that begin inside one, tails of channels, groups, bias, a
+// dilation beside, both layouts, two bytes, strict arithmetic, one to three axes.
 TEST_F(EmulatedTile, FoldedOutputs) {
   Problem with_bias = make(2, 16, 16, 1, {axis(9, 5, 1, 1), axis(20, 3, 1, 1)});
   with_bias.bias = true;
@@ -285,27 +315,56 @@ TEST_F(EmulatedTile, FoldedOutputs) {
       with_bias,
       make(1, 20, 16, 1, {axis(5, 3, 1, 0), axis(6, 5, 1, 1), axis(17, 7, 1, 3)}),
       make(1, 24, 8, 1, {axis(11, 6, 1, 3), axis(22, 6, 1, 4)}),
-      make(1, 32, 24, 2, {axis(9, 3, 1, 1), axis(21, 4, 1, 1)}),
+      make(1, 32, 24, 2, {axis(9, 5, 1, 1), axis(21, 6, 1, 1)}),
       make(2, 16, 12, 1, {axis(90, 7, 1, 3)}),
-      make(1, 24, 16, 1, {axis(7, 3, 1, 1), axis(16, 3, 1, 2, 0, 2)}),
+      make(1, 24, 16, 1, {axis(7, 5, 1, 1), axis(16, 3, 1, 2, 0, 2)}),
       in(make(2, 24, 16, 1, {axis(9, 5, 1, 2), axis(22, 5, 1, 1)}), DType::bf16),
-      in(make(1, 40, 20, 1, {axis(90, 7, 1, 2)}), DType::f16, Precision::strict),
-      in(make(1, 24, 16, 1, {axis(9, 3, 1, 1), axis(20, 5, 1, 3)}), DType::f32, Precision::strict),
+      in(make(1, 40, 16, 1, {axis(90, 7, 1, 2)}), DType::f16, Precision::strict),
+      in(make(1, 24, 16, 1, {axis(9, 5, 1, 1), axis(20, 5, 1, 3)}), DType::f32, Precision::strict),
       in(make(2, 24, 16, 1, {axis(9, 5, 1, 1), axis(21, 3, 1, 1)}), DType::f32, Precision::tf32, true),
-      in(make(1, 32, 32, 1, {axis(4, 3, 1, 1), axis(5, 3, 1, 1), axis(20, 3, 1, 1)}), DType::bf16, Precision::strict,
+      in(make(1, 32, 16, 1, {axis(6, 5, 1, 1), axis(5, 3, 1, 1), axis(20, 3, 1, 1)}), DType::bf16, Precision::strict,
          true),
   };
   const std::size_t count = test::takes_all() ? problems.size() : 1;
   const auto wanted = [](const TileShape& shape) { return shape.folds(); };
   for (std::size_t i = 0; i < count; ++i) {
     check_streams(problems[i], wanted, [](const TileShape& shape) {
-      return std::array{shape.fold[0],
-                        shape.fold[1],
-                        shape.fold[2],
-                        shape.stacks_tiles() ? 1 : 0,
-                        test::takes_all() && shape.image_row > 0 ? 1 : 0,
-                        test::takes_all() ? shape.column_teams : 0};
+      return std::array{shape.fold[0] > 1,
+                        shape.fold[1] > 1,
+                        shape.stacks_tiles(),
+                        shape.keeps_weights,
+                        test::takes_all() && shape.image_row > 0,
+                        test::takes_all() && shape.column_teams > 1};
     });
+  }
+}
+
+// Weights that a block brings once for all of its tiles, in place and packed. The planner takes that for many tiles;
+// here a few will do.
+TEST_F(EmulatedTile, KeptWeights) {
+  std::vector<Problem> problems = {
+      in(make(5, 40, 16, 1, {axis(4, 2, 2, 0), axis(24, 2, 2, 0)}), DType::bf16),
+      make(3, 20, 24, 1, {axis(9, 3, 1, 1), axis(40, 3, 1, 1)}),
+      in(make(3, 64, 72, 1, {axis(300, 1, 1, 0)}), DType::f16, Precision::strict),
+      in(make(3, 24, 24, 1, {axis(9, 3, 1, 1), axis(40, 3, 1, 1)}), DType::f32, Precision::strict),
+      make(3, 24, 16, 1, {axis(9, 3, 1, 1), axis(40, 4, 2, 1)}),
+  };
+  problems.back().direction = Direction::grad_input;
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    SCOPED_TRACE(to_string(problems[i]));
+    const bool gradient = problems[i].direction == Direction::grad_input;
+    std::set<bool> found;  // packed or not
+    for (TileCandidate candidate : tile_candidates(problems[i], test::gpu(90))) {
+      TileShape& shape = candidate.shape;
+      if (!shape.streams || shape.depth_blocks > 1 || !shape.even_planes()) continue;
+      if (tile_block_rows(shape, problems[i]) > 1 || !found.insert(shape.packed).second) continue;
+      shape.keeps_weights = shape.stays = true;
+      shape.weight_ring = shape.block_chunks() * shape.stages_per_chunk();
+      shape.most_blocks = 2;
+      EXPECT_EQ(test::EmulatedCase(problems[i], random).fails(propose_tile(problems[i], test::gpu(90), candidate)), "");
+    }
+    EXPECT_EQ(found.size(), gradient ? 1u : 2u);
   }
 }
 
@@ -359,6 +418,7 @@ TEST_F(EmulatedTile, GradientByWarpgroups) {
           make(2, 80, 48, 2, {axis(4, 2, 2, 0), axis(5, 2, 2, 0), axis(6, 2, 2, 0)}),
           make(1, 40, 3, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}),
           make(1, 40, 12, 1, {axis(7, 3, 7, 0, 2)}),
+          in(make(1, 40, 12, 1, {axis(5, 200, 40, 8)}), DType::bf16),  // weights that are packed from where they lie
           in(make(1, 40, 36, 1, {axis(9, 4, 2, 1), axis(11, 4, 2, 1)}), DType::bf16),
           in(make(1, 40, 36, 1, {axis(9, 2, 2, 0), axis(11, 2, 2, 0)}), DType::f32, Precision::tf32, true),
       },

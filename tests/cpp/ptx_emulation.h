@@ -230,6 +230,10 @@ inline float load_from_block(unsigned address, int rank) {
   std::memcpy(&value, emulation::place(address, 4, static_cast<unsigned>(rank)), 4);
   return value;
 }
+inline void load_vector_from_block(unsigned address, int rank, float (&values)[4]) {
+  if (address % 16 != 0) throw std::runtime_error("a load of sixteen bytes at an odd place");
+  std::memcpy(values, emulation::place(address, 16, static_cast<unsigned>(rank)), 16);
+}
 inline void cluster_barrier() { tconv::test::BlockEmulator::barrier(tconv::test::BlockEmulator::Stop::cluster); }
 
 inline unsigned load_shared_32(unsigned address) { return emulation::read<unsigned>(address); }
@@ -421,12 +425,28 @@ inline void described_words(unsigned long long descriptor, int row, unsigned (&w
     std::memcpy(words + 4 * slab, emulation::place(cell * 16, 16), 16);
   }
 }
-template <emulation::Type kType, int kColumnTiles>
+// The same, with rows of neighbours along the depth, whose columns of 16 bytes are swapped as copy_tensor does.
+inline void described_depth(unsigned long long descriptor, int row, unsigned (&words)[8]) {
+  const auto kind = static_cast<unsigned>(descriptor >> 62U);
+  if (kind == 0) return described_words(descriptor, row, words);
+  const unsigned row_bytes = kind == 1 ? 128 : kind == 2 ? 64 : 32;
+  const auto start = static_cast<unsigned>(descriptor & 0x3fff) * 16;
+  const auto next_rows = static_cast<unsigned>(descriptor >> 32U & 0x3fff) * 16;
+  if (start % (8 * row_bytes) >= row_bytes) throw std::runtime_error("a descriptor must start in a first row");
+  for (unsigned part = 0; part < 2; ++part) {
+    const unsigned address =
+        start + static_cast<unsigned>(row) / 8 * next_rows + static_cast<unsigned>(row) % 8 * row_bytes + part * 16;
+    const unsigned swapped = address ^ (address >> 3U & (row_bytes - 1) & 0x70U);
+    std::memcpy(words + 4 * static_cast<std::size_t>(part), emulation::place(swapped, 16), 16);
+  }
+}
+using Described = void (*)(unsigned long long descriptor, int row, unsigned (&words)[8]);
+template <emulation::Type kType, Described kDescribed, int kColumnTiles>
 void add_products(float (&d)[kColumnTiles][4], int half, const unsigned (&row)[8], unsigned long long b) {
   for (int tile = 0; tile < kColumnTiles; ++tile) {
     for (int side = 0; side < 2; ++side) {
       unsigned column[8];
-      described_words(b, tile * 8 + emulation::lane() % 4 * 2 + side, column);
+      kDescribed(b, tile * 8 + emulation::lane() % 4 * 2 + side, column);
       double sum = d[tile][2 * half + side];
       for (int k = 0; k < 8 * emulation::kPerWord<kType>; ++k)
         sum += emulation::operand<kType>(row, k) * emulation::operand<kType>(column, k);
@@ -440,7 +460,7 @@ void multiply_warpgroup(float (&d)[kColumnTiles][4], unsigned long long a, unsig
   for (int half = 0; half < 2; ++half) {
     unsigned row[8];
     described_words(a, warp * 16 + emulation::lane() / 4 + 8 * half, row);
-    add_products<kType>(d, half, row, b);
+    add_products<kType, described_words>(d, half, row, b);
   }
 }
 // The first factor from registers, laid out as mma.m16n8's.
@@ -451,7 +471,7 @@ void multiply_warpgroup(float (&d)[kColumnTiles][4], const unsigned (&a)[4], uns
     unsigned row[8];
     for (int word = 0; word < 8; ++word)
       row[word] = all.lane(emulation::lane() / 4 * 4 + word % 4)[half + word / 4 * 2];
-    add_products<kType>(d, half, row, b);
+    add_products<kType, described_depth>(d, half, row, b);
   }
 }
 

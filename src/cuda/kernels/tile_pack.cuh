@@ -2,8 +2,8 @@
 // Where factors are split, slabs of small parts follow those of big ones.
 //
 // A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
-// written as cells. Where they don't fit shared memory they are read in place. kDenseTaps: the taps lie one after the
-// other.
+// written as cells. Where they don't fit shared memory they are read in place, by several blocks. kDenseTaps: the taps
+// lie one after the other.
 #include "split.cuh"
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
@@ -30,8 +30,10 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
   extern __shared__ __align__(16) unsigned char shared_memory[];
   ptx::let_next_kernel_start();
   Element* staged = reinterpret_cast<Element*>(shared_memory);  // [input channel][output channel][tap]
+  constexpr int kRow = pack_row(kShape);
   constexpr int kPlane = pack_plane(kShape);
-  const int first_slab = blockIdx.x * kSlabs;  // of the group's channels, chunks included
+  constexpr int kParts = pack_parts(kShape);
+  const int first_slab = blockIdx.x / kParts * kSlabs;  // of the group's channels, chunks included
   const int channel_block = blockIdx.y;
   const int group = blockIdx.z;
   const int first_channel = first_slab * kVector;
@@ -58,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
     const bool ins_before_taps = params.weight_strides[0] == 1 && kTaps > 1 && !outs_first;
     const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
-#pragma unroll 8
+#pragma unroll 16
     for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
       const int tap = outs_first ? i / kShape.block_channels % kTaps : ins_before_taps ? i / kIns % kTaps : i % kTaps;
       const int outer = i / kTaps;
@@ -69,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
       const int out_channel = outs_first                     ? i % kShape.block_channels
                               : ins_before_taps || ins_first ? outer / kIns
                                                              : outer % kShape.block_channels;
-      staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
+      staged[v * kPlane + out_channel * kRow + tap] = load(v, out_channel, tap);
     }
     __syncthreads();
   }
@@ -84,14 +86,21 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
 
   // A line is the output channels of one phase at one distance; a team of threads takes a line. (A gradient has one
   // phase, and lines for each group of planes.)
-  constexpr int kAcross = kShape.block_channels >= 32   ? 32
+  constexpr int kAcross = !kStaged                      ? 1
+                          : kShape.block_channels >= 32 ? 32
                           : kShape.block_channels >= 16 ? 16
                           : kShape.block_channels >= 8  ? 8
                                                         : 4;
   constexpr int kLines = kShape.all_backs() * kShape.all_slots();
   constexpr int kResidueBlocks = kShape.all_residue_blocks();
   constexpr int kGroups = kShape.all_plane_groups();
-  for (int line = threadIdx.x / kAcross; line < kResidueBlocks * kGroups * kLines; line += kPackThreads / kAcross) {
+  constexpr int kChannelParts = kStaged ? 1 : kPackChannelParts;
+  constexpr int kLineBlocks = kParts / kChannelParts;
+  constexpr int kPartChannels = (kShape.block_channels + kChannelParts - 1) / kChannelParts;
+  const int channel_part = blockIdx.x % kChannelParts;
+  const int end = min((channel_part + 1) * kPartChannels, kShape.block_channels);
+  const int first_line = (blockIdx.x / kChannelParts % kLineBlocks * kPackThreads + threadIdx.x) / kAcross;
+  for (int line = first_line; line < kResidueBlocks * kGroups * kLines; line += kLineBlocks * kPackThreads / kAcross) {
     const int slot = line % kShape.all_slots();
     const int back = line / kShape.all_slots() % kShape.all_backs();
     const int block_row =
@@ -106,13 +115,13 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
     Cell* out = packed + (stage * kShape.weight_parts() * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      for (int channel = threadIdx.x % kAcross; channel < kShape.block_channels; channel += kAcross) {
+      for (int channel = channel_part * kPartChannels + threadIdx.x % kAcross; channel < end; channel += kAcross) {
         Element values[kVector];
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
           const int in_channel = slab * kVector + v;
           values[v] = tap < 0   ? Element(0)
-                      : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
+                      : kStaged ? staged[in_channel * kPlane + channel * kRow + tap]
                                 : load(in_channel, channel, tap);
         }
         put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),
@@ -120,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
       }
       // Rows that only fill up the last tile.
       for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;
-           slot == 0 && row < kShape.rows(); row += kAcross) {
+           slot == 0 && channel_part == 0 && row < kShape.rows(); row += kAcross) {
         put(out + slab * kShape.rows() + row, Cell{});
       }
     }

@@ -78,8 +78,8 @@ struct TileShape {
   // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
   bool stays;
   int most_blocks;
-  // Neighbouring channels of a channels-last output that a thread stores at once from its sums. 0: outputs pass through
-  // shared memory.
+  // Neighbouring channels of a channels-last output that a thread stores at once, from its sums or from those of all
+  // blocks that share the tile. 0: outputs pass through shared memory by turns.
   int store_vector;
   int row_vector;  // outputs of a row that leave shared memory by one store
   // Streams: outputs pass through shared memory as they will lie in the tensor (tile_stream_store_image.cuh), with
@@ -102,9 +102,14 @@ struct TileShape {
   bool all_taps;    // every phase of a block has a tap at every distance
   int blocks_per_multiprocessor;
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  // Streams: all tiles of a block have the same weights, which are brought once (in place by threads that multiply).
+  bool keeps_weights;
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
+  // A gradient's weights whose summed channels are neighbours: the copy engine brings boxes of them from the tensor,
+  // rows of channels with 16-byte columns swapped, as the products read them.
+  bool weight_boxes;
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -255,10 +260,14 @@ struct TileShape {
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
+  // Rows that are reordered together, where sums are stored straight from registers; 1: none.
+  constexpr int reordered_rows() const {
+    return output_channels_last && store_vector > 2 && depth_blocks == 1 ? 4 * store_vector : 1;
+  }
   // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
   // stores together are spread over as many eights as it takes.
   constexpr int row_of_channel(int channel) const {
-    if (!output_channels_last || store_vector <= 2) return channel;
+    if (reordered_rows() == 1) return channel;
     const int group = 4 * store_vector;
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
@@ -269,7 +278,12 @@ struct TileShape {
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
-  constexpr int stream_threads() const { return !streams ? 0 : packed ? kStreamThreads : 2 * kStreamThreads; }
+  // Weights that one thread asks the copy engine for; of boxes, warps that are idle otherwise round the words to TF32.
+  constexpr bool copies_weights() const { return packed || weight_boxes; }
+  constexpr bool rounds_boxes() const { return weight_boxes && math == TileMath::tf32; }
+  constexpr int stream_threads() const {
+    return !streams ? 0 : copies_weights() || keeps_weights ? kStreamThreads : 2 * kStreamThreads;
+  }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
@@ -280,11 +294,11 @@ struct TileShape {
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
   constexpr int weight_registers() const {
-    if (packed) return 0;
+    if (copies_weights()) return 0;
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
-    const int given = (loading_registers() + weight_registers()) * kStreamThreads;
+    const int given = (loading_registers() + (keeps_weights ? 0 : weight_registers())) * kStreamThreads;
     const int left = (registers_at_start() * threads() - given) / multiplying_threads() / 8 * 8;
     return left < 240 ? left : 240;
   }
@@ -400,11 +414,15 @@ struct TileShape {
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, or (wide) the
   // other way around, and their cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed && !streams; }
+  // From one slab of channels to the next, and from one row, in 16 bytes.
+  constexpr int weight_row_pitch() const { return weight_boxes ? slabs : 1; }
   constexpr int weight_slab_pitch() const {
+    if (weight_boxes) return 1;
     const int taps = all_backs() < 8 ? all_backs() : 8;
     return rows() + (!pads_weights() ? 0 : wide_weights ? 8 / slabs : taps % 8);
   }
   constexpr int weight_back_pitch() const {
+    if (weight_boxes) return rows() * slabs;
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
   }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
@@ -433,6 +451,10 @@ struct TileShape {
     if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
+  // Blocks that share a tile lay down their sums cell after cell, eight banks apart, and read each other's by vectors.
+  constexpr bool gathers_vectors() const { return store_vector > 0 && depth_blocks > 1; }
+  constexpr int gathered_pitch() const { return (rows() + 23) / 32 * 32 + 8; }  // in words
+  constexpr int gathered_bytes() const { return columns() * gathered_pitch() * 4; }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
 
   // An image has the order of the columns where each cell is one output, otherwise that of the outputs. Its channels
@@ -470,12 +492,15 @@ struct TileShape {
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   constexpr int barrier_offset() const {
-    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = gathers_vectors()  ? gathered_bytes()
+                       : store_vector > 0 ? 0
+                                          : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
-    return streams ? 2 * (input_ring + weight_ring) : bulk_weights() ? weight_stages() : 0;
+    if (!streams) return bulk_weights() ? weight_stages() : 0;
+    return 2 * (input_ring + weight_ring) + (rounds_boxes() ? weight_ring : 0);
   }
   constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
@@ -490,18 +515,26 @@ struct TileShape {
 // as many slabs of a chunk as fit, or (0) none.
 constexpr int kPackThreads = 256;
 constexpr int kMostPackBytes = 48 * 1024;
-constexpr int pack_plane(const TileShape& shape) {
-  return shape.block_channels * shape.kernel[0] * shape.kernel[1] * shape.kernel[2] |
-         1;  // odd: lanes spread over the banks
-}
+// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
+constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
+constexpr int pack_plane(const TileShape& shape) { return shape.block_channels * pack_row(shape) | 1; }
 constexpr int pack_slabs(const TileShape& shape) {
-  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
   int slabs = shape.slabs;
   while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
   // More per block only as long as there are blocks enough for a chip.
   const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
   while (slabs > 1 && runs / slabs < 800) slabs /= 2;
   return slabs;
+}
+// Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread
+// for each line, so that neighbours read taps that mostly are neighbours, too.
+constexpr int kPackChannelParts = 4;
+constexpr int pack_lines(const TileShape& shape) {
+  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
+}
+constexpr int pack_parts(const TileShape& shape) {
+  return pack_slabs(shape) > 0 ? 1 : kPackChannelParts * ((pack_lines(shape) + kPackThreads - 1) / kPackThreads);
 }
 constexpr int pack_shared_bytes(const TileShape& shape) {
   return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape);
@@ -537,4 +570,5 @@ struct alignas(64) TensorMap {
 struct TensorTileParams {
   TileParams tile;
   TensorMap input;
+  TensorMap weight;  // of weight boxes
 };

@@ -139,7 +139,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
 
 // Where one output of the tile, counted over [sample][depth][height][width], comes from and goes to.
 struct Position {
-  int staged;       // of the turn's first channel; -1: no phase, bias alone
+  int column;
+  int slot;         // -1: no phase, bias alone
   long long place;  // from the block's first sample and channel
   bool inside;
 };
@@ -152,13 +153,18 @@ __device__ __forceinline__ Position position_of(const TileParams& params, const 
   index /= kHeights;
   const OutputSite d = output_site(params, rows, cells, 0, index % kDepths);
   const int sample = index / kDepths;
-  const int slot = (d.slot * kShape.slots[1] + h.slot) * kShape.slots[2] + w.slot;
-  const int column = kShape.column_of(sample, d.cell, h.cell, w.cell);
+  const bool has_phase = d.slot >= 0 && h.slot >= 0 && w.slot >= 0;
   Position position;
-  position.staged = d.slot < 0 || h.slot < 0 || w.slot < 0 ? -1 : slot * kSlotPitch + column;
+  position.column = kShape.column_of(sample, d.cell, h.cell, w.cell);
+  position.slot = has_phase ? (d.slot * kShape.slots[1] + h.slot) * kShape.slots[2] + w.slot : -1;
   position.place = sample * params.output_strides[0] + d.place + h.place + w.place;
   position.inside = w.inside && h.inside && d.inside && cells.first[0] + sample < params.batch;
   return position;
+}
+
+// Where the turn's first channel of an output is staged; -1: no phase.
+__device__ __forceinline__ int staged_index(const Position& position) {
+  return position.slot < 0 ? -1 : position.slot * kSlotPitch + position.column;
 }
 
 // A staged value; with several blocks for one tile, the sum of theirs, in the order of their ranks.
@@ -224,8 +230,8 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     const Position position = position_of(params, rows, cells, index * kVector);
     if (!position.inside) continue;
     Element* out = output + position.place + team * stride;
-    const bool has_phase = position.staged >= 0;
-    const int first = (has_phase ? position.staged : 0) + team * kPitch;
+    const bool has_phase = position.slot >= 0;
+    const int first = (has_phase ? staged_index(position) : 0) + team * kPitch;
 #pragma unroll
     for (int i = 0; i < (kTurnChannels + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
@@ -245,7 +251,7 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
 
 // Channels-last: neighbouring threads take neighbouring channels of a pixel; where the pixels are was worked out once.
 struct TableEntry {
-  int staged;  // as in Position
+  int staged;  // as staged_index says
   int place;   // -1: outside
 };
 
@@ -253,7 +259,7 @@ __device__ __forceinline__ void fill_table(const TileParams& params, const Block
                                            TableEntry* table) {
   for (int index = threadIdx.x; index < kPositions; index += kThreads) {
     const Position position = position_of(params, rows, cells, index);
-    table[index] = {position.staged,
+    table[index] = {staged_index(position),
                     position.inside ? static_cast<int>(position.place - table_origin(params, cells)) : -1};
   }
 }

@@ -4,8 +4,9 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), weights are read in place (kWeightsInPlace) and how outputs leave (kStores: 0 through shared memory
-// as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels).
+// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine)
+// and how outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from
+// the sums in vectors of channels, 3 from the sums of several blocks in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -13,8 +14,10 @@
 #include "tile_stream_copies.cuh"
 #endif
 #include "tile_stream_team.cuh"
-#if kWeightsInPlace
+#if kWeights == 1
 #include "tile_stream_weights.cuh"
+#elif kWeights == 2
+#include "tile_stream_weight_boxes.cuh"
 #endif
 
 #include "tile_store.cuh"
@@ -22,6 +25,8 @@
 #include "tile_stream_store_image.cuh"
 #elif kStores == 2
 #include "tile_stream_store_channels.cuh"
+#elif kStores == 3
+#include "tile_stream_store_gather.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -46,19 +51,18 @@ struct StreamReader {
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
                                        int item, int plane = 0) {
     const bool begins_stage = item % kStageItems == 0;
-    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
+    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
     const unsigned weights = weight_stage();
     team.add(now, weights, item);
     const bool ends_chunk = item + 1 == chunk_items(plane);
     ptx::wait_for_warpgroup<1>();
+    // The products before this item are done, and with the first one of a stage the whole stage before it.
+    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kSteps);
       team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kSteps);
     }
-    // Branches between an item's products, or more of them, and ptxas would serialise them.
     team.add_rest(now, weights, item);
-    // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
     if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) return;
     if (++chunk == kShape.block_chunks()) return;
@@ -89,6 +93,7 @@ struct StreamReader {
     input.advance();
   }
   __device__ __forceinline__ void give_back_weights() {
+    if (kShape.keeps_weights) return;
     ptx::arrive(barriers.weight_empty(released));
     released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
@@ -199,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
-#if kWeightsInPlace
+#if kWeights == 1
   if (loader >= kStreamThreads) {
     ptx::give_registers<kShape.weight_registers()>();
     if (loader == kStreamThreads) prefetch_weights(params);
@@ -214,6 +219,20 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
 #endif
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
+#if kWeights == 2
+    if (loader >= 32) {
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        if (loader == kInputThreads) {
+          stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, weight_ring, slot);
+        } else if (kShape.rounds_boxes() && loader < kInputThreads) {
+          round_weight_boxes(barriers, weight_ring, loader - 32, slot);
+        }
+      });
+      return;
+    }
+#endif
     if (loader < kInputThreads) {
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
@@ -221,13 +240,24 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     } else if (kShape.packed && loader == kInputThreads) {
       ptx::wait_for_previous_kernel();
       RingPlace<kShape.weight_ring> slot;
-      for_each_tile([&](int tile) {
+      const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);
         stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
-      });
+      };
+      if (kShape.keeps_weights) {
+        bring(static_cast<int>(blockIdx.x));
+      } else {
+        for_each_tile(bring);
+      }
     }
     return;
   }
+#if kWeights == 1
+  if (kShape.keeps_weights && threadIdx.x < kStreamThreads) {
+    RingPlace<kShape.weight_ring> slot;
+    load_stream_weights(params, block_rows(0), 0, barriers, weight_ring, threadIdx.x, slot);
+  }
+#endif
   ptx::take_registers<kShape.multiplying_registers()>();
   StreamReader reader{barriers, input_ring, weight_ring};
   for_each_tile([&](int tile) {
@@ -239,6 +269,9 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
 #elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells), team);
+#elif kStores == 3
+    sync_storing();
+    store_gathered(params, place, team, input_ring);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);

@@ -7,6 +7,8 @@
 
 constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
 constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
+constexpr int kRoundingThreads =
+    kInputThreads - 32;  // tensor copies: all but the first warp, whose thread asks for them
 
 // Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
 struct StreamBarriers {
@@ -16,6 +18,8 @@ struct StreamBarriers {
   __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+  // Weights that are there and not rounded yet.
+  __device__ __forceinline__ unsigned weight_raw(int slot) const { return weight_full(2 * kShape.weight_ring + slot); }
 
   // By one thread. Every thread that multiplies arrives when it is done with a slot: one for a whole warp would do, but
   // then compute-sanitizer's racecheck takes the reads of the others for unordered.
@@ -28,7 +32,10 @@ struct StreamBarriers {
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), kShape.packed ? 1 : kStreamThreads);
+      ptx::init_barrier(weight_full(slot), kShape.rounds_boxes()     ? kRoundingThreads
+                                           : kShape.copies_weights() ? 1
+                                                                     : kStreamThreads);
+      if (kShape.rounds_boxes()) ptx::init_barrier(weight_raw(slot), 1);
       ptx::init_barrier(weight_empty(slot), kReaders);
     }
     ptx::publish_barriers();

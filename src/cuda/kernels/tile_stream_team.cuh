@@ -21,6 +21,14 @@ constexpr int kUnrolledItems =
     kPlanes == 1 ? kItems * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
 constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
 
+// What all descriptors of weights have in common: the step between eights of rows, and how columns are swapped.
+constexpr unsigned long long kDescriptor = static_cast<unsigned long long>(8 * kShape.weight_row_pitch()) << 32 |
+                                           static_cast<unsigned long long>(!kShape.weight_boxes ? 0
+                                                                           : kShape.slabs == 8  ? 1
+                                                                           : kShape.slabs == 4  ? 2
+                                                                                                : 3)
+                                               << 62;
+
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
   int at[4];  // sample, depth, height, width
@@ -54,9 +62,9 @@ struct CellTeam {
   // Tiles whose place in the box is kept; the others lie steps along the line from the first.
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
-  // Products of an item, and those of them that come before the next fragments are loaded: of a line, half.
+  // Products of an item, and those of them that come before the next fragments are loaded: of long lines, half.
   static constexpr int kProducts = kLine * kRowTiles * kCellTiles;
-  static constexpr int kFirstProducts = kLine > 1 && !kShape.splits() ? (kProducts + 1) / 2 : kProducts;
+  static constexpr int kFirstProducts = kLine > 2 && !kShape.splits() ? (kProducts + 1) / 2 : kProducts;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
   // Where factors are split: the sum of a few products, on its way to `sum`.
@@ -246,6 +254,7 @@ struct CellTeam {
       const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
       const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
                          item % kSteps * 2 * kShape.weight_slab_pitch();
+      constexpr int kTilePitch = kShape.row_unit * kShape.weight_row_pitch();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
@@ -254,7 +263,7 @@ struct CellTeam {
           const int product = (back * kRowTiles + tile) * kCellTiles + i;
           if (product < kBegin || product >= kEnd) continue;
           multiply(sums[i][tile], cells[first + i * kShape.tile_fragments() + line_place(back)],
-                   8ULL << 32 | (b + tile * kShape.row_unit));
+                   kDescriptor | (b + tile * kTilePitch));
         }
       }
     }
