@@ -31,7 +31,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.element_bytes) + number(s.channels) + number(s.out_channels);
   text += list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " + text_of(s.bias) + ", ";
   text += std::string(text_of(s.gradient)) + ", ";
-  text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.span) + ", " + list(s.slots) + ", ";
+  text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.fold) + ", " + list(s.span) + ", " + list(s.slots) +
+          ", ";
   text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", ";
   text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
@@ -318,6 +319,10 @@ class TileKernel final : public Kernel {
     std::string text = (s.gradient ? "" : std::to_string(s.all_slots()) + " phases x ") +
                        std::to_string(s.block_channels) + " channels by ";
     for (int i = 0; i < 4; ++i) text += std::to_string(s.tile[i]) + (i < 3 ? "x" : " cells");
+    if (s.folds()) {
+      text += " of " + std::to_string(s.fold[0]) + "x" + std::to_string(s.fold[1]) + "x" + std::to_string(s.fold[2]) +
+              " outputs";
+    }
     text += ", depth " + std::to_string(s.chunk_channels()) + "x" + std::to_string(s.stage_backs) + " of " +
             std::to_string(s.channels) + "x" + std::to_string(s.all_backs());
     if (s.window > 1) {
@@ -379,7 +384,7 @@ class TileKernel final : public Kernel {
       params.input_size[a] = static_cast<int>(shape_.gradient ? axis.output() : axis.input);
       params.output_size[a] = static_cast<int>(shape_.gradient ? axis.input : axis.output());
       params.pad[a] = static_cast<int>(axis.pad_begin);
-      params.first_cell[a] = shape_.gradient ? 0 : static_cast<int>(axis.pad_begin / axis.stride);
+      params.first_cell[a] = shape_.gradient ? 0 : static_cast<int>(axis.pad_begin / shape_.output_step(a));
       params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(shape_, problem, a), shape_.tile[1 + a]));
       params.residue_blocks[a] = shape_.residue_blocks(a);
     }

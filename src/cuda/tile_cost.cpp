@@ -9,6 +9,11 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// Cells of `step` outputs that an axis has, the first of them at a multiple of it.
+std::int64_t cells_of(const Axis& axis, std::int64_t step) {
+  return (axis.output() - 1 + axis.pad_begin) / step - axis.pad_begin / step + 1;
+}
+
 }  // namespace
 
 const Strides& tile_input_strides(const Problem& problem) {
@@ -22,7 +27,7 @@ const Strides& tile_output_strides(const Problem& problem) {
 std::int64_t tile_cells(const Problem& problem, int a) {
   const Axis& axis = problem.axes[static_cast<std::size_t>(a)];
   if (problem.direction == Direction::grad_input) return axis.input;
-  return (axis.output() - 1 + axis.pad_begin) / axis.stride - axis.pad_begin / axis.stride + 1;
+  return cells_of(axis, axis.stride);
 }
 
 long long tile_block_rows(const TileShape& shape, const Problem& problem) {
@@ -30,7 +35,10 @@ long long tile_block_rows(const TileShape& shape, const Problem& problem) {
 }
 
 std::int64_t tile_cells(const TileShape& shape, const Problem& problem, int a) {
-  return shape.follows_residue(a) ? ceil_div(problem.axes[a].output(), problem.axes[a].stride) : tile_cells(problem, a);
+  const Axis& axis = problem.axes[a];
+  if (shape.follows_residue(a)) return ceil_div(axis.output(), axis.stride);
+  if (shape.gradient) return axis.input;
+  return cells_of(axis, shape.output_step(a));
 }
 
 long long tile_block_cells(const TileShape& shape, const Problem& problem) {

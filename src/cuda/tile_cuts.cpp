@@ -148,7 +148,7 @@ bool may_pack(const TileShape& shape, const Problem& problem) {
 }
 
 std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
-  if (base.gradient) return {{1, 1, 1}};
+  if (base.gradient || base.folds()) return {{base.output_step(0), base.output_step(1), base.output_step(2)}};
   std::vector<std::array<int, 3>> spans = {
       {base.stride[0], base.stride[1], base.stride[2]}, {1, base.stride[1], base.stride[2]}, {1, 1, base.stride[2]}};
   for (const int width : {4, 8, 16, 32}) {

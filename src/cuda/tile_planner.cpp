@@ -41,7 +41,7 @@ TileShape base_shape(const Problem& problem) {
     shape.kernel[a] = static_cast<int>(axis.kernel);
     shape.stride[a] = static_cast<int>(axis.stride);
     shape.dilation[a] = static_cast<int>(axis.dilation);
-    shape.phases[a] = shape.planes[a] = 1;
+    shape.phases[a] = shape.planes[a] = shape.fold[a] = 1;
     shape.back_step[a] = axis.stride == 1 ? shape.dilation[a] : 1;
     shape.backs[a] = static_cast<int>(-site_of(axis, axis.kernel - 1).shift) / shape.back_step[a] + 1;
   }

@@ -34,7 +34,7 @@ bool tears_sectors(const TileShape& shape, const Problem& problem) {
   const std::int64_t step = shape.element_bytes * (shape.joins_rows ? outputs(2) : 1);
   if (outputs(axis) * step % kSectorBytes != 0) return true;
   const Axis& cut = problem.axes[axis];
-  const bool begins_inside = !shape.gradient && cut.pad_begin % cut.stride * step % kSectorBytes != 0;
+  const bool begins_inside = cut.pad_begin % shape.output_step(axis) * step % kSectorBytes != 0;
   return shape.tile[1 + axis] < tile_cells(shape, problem, axis) &&
          (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
 }
@@ -142,7 +142,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double products = (shape.splits() ? 3 : 1) * steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
   const double items = steps * backs / shape.line_backs();
   const bool on_all_banks =
-      !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1 || shape.plane_boxes();
+      shape.input_step(2) % 2 == 1 || shape.splits_rows() || shape.window > 1 || shape.plane_boxes();
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
   const bool pairs = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1;
   const double words = pairs && !shape.names_vectors() ? 2 : 1;

@@ -31,7 +31,9 @@ int lead_of(const Problem& problem, const TileShape& shape) {
   const std::int64_t step = shape.tile[3] * shape.input_step(2);
   if (step % shape.granule != 0 && shape.tile[3] < tile_cells(shape, problem, 2)) return -1;
   if (shape.granule > 1 && shape.follows_residue(2) && width.pad_begin % width.stride != 0) return -1;
-  const std::int64_t first = shape.gradient ? -width.pad_begin : width.pad_begin / width.stride - shape.halo(2);
+  const std::int64_t first = shape.gradient
+                                 ? -width.pad_begin
+                                 : (width.pad_begin / shape.output_step(2) + 1) * shape.fold[2] - 1 - shape.halo(2);
   return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
 }
 
@@ -179,7 +181,7 @@ bool takes_two_steps(const TileShape& shape) {
 bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alone = false) {
   const int used = shape.all_slots() * shape.block_channels;
   shape.all_taps = every_phase_has_every_tap(shape);
-  const bool apart = !shape.all_taps && shape.block_channels % 8 == 0 && shape.block_channels >= 16;
+  const bool apart = !shape.all_taps && !shape.folds() && shape.block_channels % 8 == 0 && shape.block_channels >= 16;
   shape.all_taps = !apart;  // or multiplied by stored zeros
   shape.row_unit = apart ? shape.block_channels : static_cast<int>(round_up(used, 8));
   shape.row_tiles = apart ? shape.all_slots() : 1;
@@ -273,7 +275,7 @@ int weight_vector_of(const TileShape& shape, bool aligned) {
 // (and was never faster for gradients).
 bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned) {
   constexpr int kMostPlaces = 1024;  // in constant memory
-  if (shape.gradient || !has_dense_taps(problem)) return false;
+  if (shape.gradient || shape.folds() || !has_dense_taps(problem)) return false;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
   }
@@ -309,28 +311,33 @@ void add_candidate(const Problem& problem, const DeviceProperties& device, const
   candidates.push_back(candidate);
 }
 
-}  // namespace
+// Axes along which pairs of neighbouring outputs may be phases of a cell; -1: none. A product of 16 rows or fewer takes
+// nearly as long as one of 32: of few output channels that leaves tensor cores idle, and phases share them at the price
+// of products by zeros at both ends of the kernel, which pays for long ones. Each output's sum keeps its order, also
+// where short sums are added up, which are those of a line.
+std::vector<int> fold_axes(const Problem& problem, const TileShape& base) {
+  constexpr int kMostChannels = 16;
+  constexpr int kLeastKernel = 5;
+  std::vector<int> axes = {-1};
+  const bool strided = base.stride[0] * base.stride[1] * base.stride[2] > 1;
+  if (base.gradient || strided || base.depth_blocks > 1 || base.out_channels > kMostChannels) return axes;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const Axis& axis = problem.axes[a];
+    const bool splits_elsewhere = base.math == TileMath::fp32x3 && a != base.line_axis;
+    if (axis.dilation == 1 && axis.kernel >= kLeastKernel && axis.output() > 2 && !splits_elsewhere) axes.push_back(a);
+  }
+  return axes;
+}
 
-void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
-                 std::vector<TileCandidate>& candidates) {
-  if (device.arch != 90 || !device.has_wgmma) return;
-  if (base.math == TileMath::fp32x3 && base.input_channels_last) return;
-  base.granule = granule_of(problem, base, aligned);
-  if (base.granule == 0) return;
-  base.streams = base.warpgroup = base.packed = true;
-  for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
-  set_window(base, window_of(problem, base));
-  if (base.window > 1) base.wide_weights = false;
-  if (base.splits_rows()) base.granule = 1;
-  base.wide_input = base.input_channels_last || base.granule > 1;
-  base.depth_teams = 1;
-  // An exported file has launches without tensor maps, which depend on addresses.
-  const bool may_map = base.input_channels_last && !device.any_batch;
-  const bool strided = base.input_step(0) > 1 || base.input_step(1) > 1 || base.input_step(2) > 1;
-  if (!may_map || !strided || !set_plane_boxes(base, problem.groups)) base.line_axis = line_axis_of(base);
-  if (may_map && !strided) base.tensor_copies = set_tensor_copies(base, problem.groups);
-  // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
-  if (base.chunks() % base.depth_blocks != 0) return;
+TileShape folded(TileShape shape, int axis) {
+  if (axis < 0) return shape;
+  shape.fold[axis] = 2;
+  ++shape.backs[axis];
+  return shape;
+}
+
+void add_cuts(const Problem& problem, const DeviceProperties& device, const TileShape& base, bool aligned,
+              std::vector<TileCandidate>& candidates) {
   const auto stacked = [&](const TileShape& shape) {
     std::vector<CellTile> stacks = stacked_planes(problem, shape);
     const int height = shape.column_tiles / 8 * shape.column_teams;
@@ -353,6 +360,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
     for (const int channels : channel_counts) {
       const std::int64_t used = static_cast<std::int64_t>(shape.all_slots()) * channels;
       if (used < 12 || used > 256 || (used < least_columns && channels < base.out_channels)) continue;
+      if (base.folds() && channels < base.out_channels) continue;
       if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
       shape.block_channels = channels;
       for (const auto& [tiles, teams] : cell_teams(base)) {
@@ -395,6 +403,31 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
       }
     }
   }
+}
+
+}  // namespace
+
+void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
+                 std::vector<TileCandidate>& candidates) {
+  if (device.arch != 90 || !device.has_wgmma) return;
+  if (base.math == TileMath::fp32x3 && base.input_channels_last) return;
+  base.granule = granule_of(problem, base, aligned);
+  if (base.granule == 0) return;
+  base.streams = base.warpgroup = base.packed = true;
+  for (int a = 0; a < kSpatialAxes && base.gradient; ++a) base.planes[a] = base.phases[a];
+  set_window(base, window_of(problem, base));
+  if (base.window > 1) base.wide_weights = false;
+  if (base.splits_rows()) base.granule = 1;
+  base.wide_input = base.input_channels_last || base.granule > 1;
+  base.depth_teams = 1;
+  // An exported file has launches without tensor maps, which depend on addresses.
+  const bool may_map = base.input_channels_last && !device.any_batch;
+  const bool strided = base.input_step(0) > 1 || base.input_step(1) > 1 || base.input_step(2) > 1;
+  if (!may_map || !strided || !set_plane_boxes(base, problem.groups)) base.line_axis = line_axis_of(base);
+  if (may_map && !strided) base.tensor_copies = set_tensor_copies(base, problem.groups);
+  // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
+  if (base.chunks() % base.depth_blocks != 0) return;
+  for (const int axis : fold_axes(problem, base)) add_cuts(problem, device, folded(base, axis), aligned, candidates);
 }
 
 }  // namespace tconv::cuda

@@ -60,7 +60,7 @@ TensorBoxes weight_boxes_of(const TileShape& shape, long long groups, const long
 }
 
 bool set_weight_boxes(TileShape& shape, const Problem& problem, bool aligned) {
-  if (!shape.tensor_copies || !aligned || shape.splits()) return false;
+  if (!shape.tensor_copies || !aligned || shape.splits() || shape.folds()) return false;
   if (!(shape.gradient ? has_gradient_boxes(shape, problem) : has_forward_boxes(shape, problem))) return false;
   shape.packed = false;
   shape.weight_boxes = true;

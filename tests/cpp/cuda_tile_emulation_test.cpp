@@ -333,6 +333,40 @@ TEST_F(EmulatedTile, OutputImages) {
   EXPECT_EQ(test::EmulatedCase(problems[0], random).fails(propose_tile(problems[0], test::gpu(90)), 1), "");
 }
 
+// Few output channels: pairs of neighbouring outputs along any of the axes as phases of a cell, with and without lines;
+// rows and columns of cells that end inside one, paddings that begin inside one, tails of channels, groups, bias, a
+// dilation beside, both layouts, two bytes, strict arithmetic, one to three axes.
+TEST_F(EmulatedTile, FoldedOutputs) {
+  Problem with_bias = make(2, 16, 16, 1, {axis(9, 5, 1, 1), axis(20, 3, 1, 1)});
+  with_bias.bias = true;
+  const std::vector<Problem> problems = {
+      with_bias,
+      make(1, 20, 16, 1, {axis(5, 3, 1, 0), axis(6, 5, 1, 1), axis(17, 7, 1, 3)}),
+      make(1, 24, 8, 1, {axis(11, 6, 1, 3), axis(22, 6, 1, 4)}),
+      make(1, 32, 24, 2, {axis(9, 5, 1, 1), axis(21, 6, 1, 1)}),
+      make(2, 16, 12, 1, {axis(90, 7, 1, 3)}),
+      make(1, 24, 16, 1, {axis(7, 5, 1, 1), axis(16, 3, 1, 2, 0, 2)}),
+      in(make(2, 24, 16, 1, {axis(9, 5, 1, 2), axis(22, 5, 1, 1)}), DType::bf16),
+      in(make(1, 40, 16, 1, {axis(90, 7, 1, 2)}), DType::f16, Precision::strict),
+      in(make(1, 24, 16, 1, {axis(9, 5, 1, 1), axis(20, 5, 1, 3)}), DType::f32, Precision::strict),
+      in(make(2, 24, 16, 1, {axis(9, 5, 1, 1), axis(21, 3, 1, 1)}), DType::f32, Precision::tf32, true),
+      in(make(1, 32, 16, 1, {axis(6, 5, 1, 1), axis(5, 3, 1, 1), axis(20, 3, 1, 1)}), DType::bf16, Precision::strict,
+         true),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
+  const auto wanted = [](const TileShape& shape) { return shape.folds(); };
+  for (std::size_t i = 0; i < count; ++i) {
+    check_streams(problems[i], wanted, [](const TileShape& shape) {
+      return std::array{shape.fold[0] > 1,
+                        shape.fold[1] > 1,
+                        shape.stacks_tiles(),
+                        shape.keeps_weights,
+                        test::takes_all() && shape.image_row > 0,
+                        test::takes_all() && shape.column_teams > 1};
+    });
+  }
+}
+
 // Weights that a block brings once for all of its tiles, in place and packed. The planner takes that for many tiles;
 // here a few will do.
 TEST_F(EmulatedTile, KeptWeights) {

@@ -35,6 +35,11 @@ struct TileShape {
   int backs[3];
   int back_step[3];
 
+  // Streams of few output channels: neighbouring outputs along an axis of stride 1 that are phases of one cell, so that
+  // products have as many times the rows. Such cells lie `fold` inputs apart, and phases read the same inputs with taps
+  // that are one apart: backs count from the input that the cell's last output reads with tap 0. Otherwise 1.
+  int fold[3];
+
   // The residues of a block: the whole stride of an axis (then only those with taps own rows, and the others are
   // written as bias), or `span` neighbouring ones.
   int span[3];
@@ -189,19 +194,23 @@ struct TileShape {
   }
 
   // What one step between cells is in the tensor that is read and in the one that is written.
-  constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
-  constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis]; }
+  constexpr int input_step(int axis) const { return gradient ? stride[axis] : fold[axis]; }
+  constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis] * fold[axis]; }
+  constexpr bool folds() const { return fold[0] * fold[1] * fold[2] > 1; }
 
   // Blocks along the output channels of a group, and along the residues of an axis.
   constexpr int channel_blocks() const { return (out_channels + block_channels - 1) / block_channels; }
   constexpr int residue_blocks(int axis) const { return (output_step(axis) + span[axis] - 1) / span[axis]; }
   constexpr int all_residue_blocks() const { return residue_blocks(0) * residue_blocks(1) * residue_blocks(2); }
 
-  // Whether residue `residue` of an axis has a tap at a distance.
-  constexpr bool has_tap(int axis, int residue, int back) const {
-    const int reach = residue + stride[axis] * back * back_step[axis];
-    return residue < stride[axis] && reach % dilation[axis] == 0 && reach / dilation[axis] < kernel[axis];
+  // The tap with which residue `residue` of an axis reads the inputs at a distance; -1: none.
+  constexpr int axis_tap(int axis, int residue, int back) const {
+    const int reach = residue + stride[axis] * back * back_step[axis] - (fold[axis] - 1);
+    const bool exists = reach >= 0 && residue < stride[axis] * fold[axis] && reach % dilation[axis] == 0 &&
+                        reach / dilation[axis] < kernel[axis];
+    return exists ? reach / dilation[axis] : -1;
   }
+  constexpr bool has_tap(int axis, int residue, int back) const { return axis_tap(axis, residue, back) >= 0; }
   // Blocks that compute a part of an axis' phases may have no tap at all at some distances, and skip those.
   constexpr bool skips_backs() const {
     if (gradient || all_backs() > 64) return false;
@@ -301,13 +310,17 @@ struct TileShape {
     return left < 240 ? left : 240;
   }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
-  constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
+  constexpr int patch(int dimension) const {
+    return dimension == 0 ? tile[0] : (tile[dimension] - 1) * fold[dimension - 1] + 1 + halo(dimension - 1);
+  }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
 
   // Streams: whether a team's tiles of 64 cells lie one step of the line's axis apart, and how many fragments of input
   // a line takes then.
   constexpr bool stacks_tiles() const { return line_axis >= 0 && column_tiles > 8; }
-  constexpr int line_fragments() const { return column_tiles / 8 + line_backs() - 1; }
+  constexpr int line_fragments() const { return (column_tiles / 8 - 1) * tile_fragments() + line_backs(); }
+  // From one tile's fragment to the next one's.
+  constexpr int tile_fragments() const { return line_axis < 0 ? 1 : input_step(line_axis); }
   // From one fragment of a line to the next, in bytes.
   constexpr int line_step() const {
     return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);

@@ -56,17 +56,19 @@ struct StreamReader {
                                        int item, int plane = 0) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
-    team.add(now, weight_stage(), item);
+    const unsigned weights = weight_stage();
+    team.add(now, weights, item);
     const bool ends_chunk = item + 1 == chunk_items(plane);
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
     if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
-    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
       const int back = first_back((item + 1) / kLineItems);
       team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kLineItems);
-      return;
     }
+    team.add_rest(now, weights, item);
+    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
+    if (!ends_chunk) return;
     if (++chunk == kShape.block_chunks()) return;
     give_back_input();
     begin(team, next, plane + 1 == kPlanes ? 0 : plane + 1);

@@ -71,7 +71,7 @@ struct RingPlace {
 // The first element of the box along an axis. It may lie outside the tensor.
 __device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
   return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
-                         : cells.first[1 + axis] - kShape.halo(axis);
+                         : (cells.first[1 + axis] + 1) * kShape.fold[axis] - 1 - kShape.halo(axis);
 }
 // How many elements the first copy of a row begins before the box.
 __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {

@@ -57,6 +57,11 @@ struct CellTeam {
   // Tiles whose place in the box is kept; the others lie steps along the line from the first.
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
+  // Products of an item, and those of them that come before the next fragments are loaded: of long lines, half.
+  static constexpr int kProducts = kLine * kRowTiles * kCellTiles;
+  static constexpr int kFirstProducts =
+      kLine > 2 && kItemSteps == 1 && !kShape.splits() ? (kProducts + 1) / 2 : kProducts;
+
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
   // Where factors are split: the sum of a few products, on its way to `sum`.
   static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
@@ -197,8 +202,8 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The products of one item; `weights` is the descriptor of its stage's first row. Of split factors the small products
-  // come first, so that they are not cut off.
+  // The first products of one item; `weights` is the descriptor of its stage's first row. Of split factors, where they
+  // are all of them, the small ones come first, so that they are not cut off.
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
     if constexpr (kShape.splits()) {
@@ -208,9 +213,18 @@ struct CellTeam {
     } else {
 #pragma unroll
       for (int i = 0; i < kItemSteps; ++i)
-        add_products(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), item);
+        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), item);
     }
     ptx::commit_warpgroup();
+  }
+  // The others. A warp stands still while the tensor cores are busy with products of its own that it has handed over:
+  // what it loads before the last of them arrives in the meantime.
+  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int item) {
+    if constexpr (kFirstProducts < kProducts) {
+      ptx::fence_warpgroup();
+      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, item);
+      ptx::commit_warpgroup();
+    }
   }
 
   // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
@@ -234,8 +248,8 @@ struct CellTeam {
   }
 
   static constexpr unsigned long long kDescriptor = kShape.weight_descriptor();
-  // With the fragments from `first` on.
-  template <typename Sums>
+  // Products number kBegin to kEnd, with the fragments from `first` on.
+  template <int kBegin = 0, int kEnd = kProducts, typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
                                                       int item) {
 #pragma unroll
@@ -248,7 +262,9 @@ struct CellTeam {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sums[i][tile], cells[first + i + line_place(back)],
+          const int product = (back * kRowTiles + tile) * kCellTiles + i;
+          if (product < kBegin || product >= kEnd) continue;
+          multiply(sums[i][tile], cells[first + i * kShape.tile_fragments() + line_place(back)],
                    kDescriptor << 32 | (b + tile * kShape.weight_tile_pitch()));
         }
       }
