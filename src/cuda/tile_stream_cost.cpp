@@ -8,43 +8,6 @@ namespace tconv::cuda {
 
 namespace {
 
-constexpr int kSectorBytes = 32;
-
-// Neighbours in memory that a block stores: of a row, or of rows that follow each other.
-double row_bytes(const TileShape& shape) {
-  const int outputs =
-      shape.joins_rows ? shape.tile[2] * shape.span[1] * shape.image_row : shape.tile[3] * shape.span[2];
-  return static_cast<double>(outputs) * shape.element_bytes;
-}
-
-// Bytes of the sectors at both ends of the rows that blocks store.
-double row_end_bytes(const TileShape& shape, const Problem& problem) {
-  if (shape.output_channels_last) return 0;
-  const auto outputs =
-      static_cast<double>(element_count(shape.gradient ? problem.input_sizes() : problem.output_sizes()));
-  return outputs * shape.element_bytes * 2 * kSectorBytes / row_bytes(shape);
-}
-
-// Whether two blocks write those sectors in parts, each of which costs a read besides.
-bool tears_sectors(const TileShape& shape, const Problem& problem) {
-  const auto outputs = [&](int axis) {
-    return shape.gradient ? problem.axes[axis].input : problem.axes[axis].output();
-  };
-  const int axis = shape.joins_rows ? 1 : 2;
-  const std::int64_t step = shape.element_bytes * (shape.joins_rows ? outputs(2) : 1);
-  if (outputs(axis) * step % kSectorBytes != 0) return true;
-  const Axis& cut = problem.axes[axis];
-  const bool begins_inside = cut.pad_begin % shape.output_step(axis) * step % kSectorBytes != 0;
-  return shape.tile[1 + axis] < tile_cells(shape, problem, axis) &&
-         (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
-}
-
-// The share of those sectors that two blocks write: a block that has whole rows writes most of them itself.
-double torn_share(const TileShape& shape, const Problem& problem) {
-  const bool whole_rows = !shape.joins_rows && shape.tile[3] >= tile_cells(shape, problem, 2);
-  return whole_rows ? 1.0 / (shape.tile[2] * shape.span[1]) : 1.0;
-}
-
 // Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
 // the memory in parts.
 double part_line_bytes(const TileShape& shape, const Problem& problem) {
@@ -208,7 +171,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : shape.keeps_weights ? 1.5e-6 : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
-  const double torn = tears_sectors(shape, problem) ? ends * torn_share(shape, problem) : 0;
+  const double torn = torn_bytes(shape, problem);
   const double part_lines = part_line_bytes(shape, problem);
   const double transfer = 1.23 * (bytes + 5 * torn + 0.09 * ends + part_lines) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
@@ -223,7 +186,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double besides = (shape.gradient || shape.output_channels_last ? 0.05 : 0.03) * std::min(computed, transfer);
   // A call that is over before its launches are is better off with one, even where that takes a little longer.
   const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
-  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
+  // What rows of two bytes gain from kept weights beyond the rest of the model.
+  const double kept = shape.keeps_weights && in_rows && shape.element_bytes == 2 ? 0.93 : 1.0;
+  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches * kept *
          gradient_surplus(shape);
 }
 
