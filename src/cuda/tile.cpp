@@ -31,7 +31,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.element_bytes) + number(s.channels) + number(s.out_channels);
   text += list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " + text_of(s.bias) + ", ";
   text += std::string(text_of(s.gradient)) + ", ";
-  text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.span) + ", " + list(s.slots) + ", ";
+  text += list(s.backs) + ", " + list(s.back_step) + ", " + list(s.fold) + ", " + list(s.span) + ", " + list(s.slots) +
+          ", ";
   text += list(s.slot_nibbles, "ULL") + ", " + list(s.residue_nibbles, "ULL") + ", ";
   text += list(s.phases) + ", " + list(s.planes) + ", " + list(s.tile) + ", ";
   text += number(s.block_channels) + text_of(s.warpgroup) + ", " + text_of(s.streams) + ", ";
@@ -41,10 +42,10 @@ std::string initialiser(const TileShape& s) {
           number(s.image_lead) + text_of(s.joins_rows) + ", " + text_of(s.sends_lines) + ", " + number(s.row_tiles) +
           number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
-  text += number(s.slabs) + number(s.stage_backs) + number(s.unroll);
+  text += number(s.slabs) + number(s.item_steps) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", " +
           text_of(s.keeps_weights) + ", ";
-  text += number(s.weight_vector) + list(s.weight_steps) + ", " + text_of(s.weight_boxes) + ", ";
+  text += number(s.weight_vector) + list(s.weight_steps) + ", " + text_of(s.weight_boxes) + ", " + number(s.box_ring);
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
           ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
@@ -135,14 +136,34 @@ std::string weight_places(const TileShape& shape) {
   return "__constant__ int kWeightPlaces[] = {" + places + "};\n";
 }
 
-// Weight boxes: the taps of each group of planes, as tile_stream_weight_boxes.cuh wants them.
-std::string weight_taps(const TileShape& shape) {
+// A gradient's weight boxes: the taps of each group of planes, as tile_stream_weight_boxes.cuh wants them.
+std::string plane_taps(const TileShape& shape) {
   std::string taps;
   for (int group = 0; group < shape.all_plane_groups(); ++group) {
     for (int index = 0; index < shape.all_backs(); ++index)
       taps += std::to_string(gradient_tap(shape, plane_group(shape, group), index)) + ", ";
   }
   return "__constant__ int kWeightTaps[] = {" + taps + "};\n";
+}
+
+// A forward layer's: where the taps stand, as tile_stream_tap_boxes.cuh wants them.
+std::string phase_taps(const TileShape& shape) {
+  std::string taps;
+  std::vector<int> boxes(static_cast<std::size_t>(shape.stages_per_chunk()));
+  for (int back = 0; back < shape.all_backs(); ++back) {
+    for (int slot = 0; slot < shape.all_slots(); ++slot) {
+      const int slots[3] = {slot / (shape.slots[2] * shape.slots[1]), slot / shape.slots[2] % shape.slots[1],
+                            slot % shape.slots[2]};
+      const int tap = phase_tap(shape, {0, 0, 0}, slots, back);
+      const int height = tap / shape.kernel[2];
+      const int place = height / shape.kernel[1] << 20 | height % shape.kernel[1] << 10 | tap % shape.kernel[2];
+      taps += std::to_string(tap < 0 ? -1 : place) + ", ";
+      boxes[static_cast<std::size_t>(back / shape.stage_backs)] += tap < 0 ? 0 : 1;
+    }
+  }
+  std::string counts;
+  for (const int count : boxes) counts += std::to_string(count) + ", ";
+  return "__constant__ int kWeightTaps[] = {" + taps + "};\n__constant__ int kStageBoxes[] = {" + counts + "};\n";
 }
 
 KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {
@@ -159,8 +180,10 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
-    source.config += std::string("#define kWeights ") + (shape.packed ? "0" : shape.weight_boxes ? "2" : "1") + "\n";
-    if (!shape.packed) source.config += shape.weight_boxes ? weight_taps(shape) : weight_places(shape);
+    const int weights = shape.packed ? 0 : !shape.weight_boxes ? 1 : shape.gradient ? 2 : shape.turns_boxes() ? 4 : 3;
+    source.config += "#define kWeights " + std::to_string(weights) + "\n";
+    if (weights == 1) source.config += weight_places(shape);
+    if (weights > 1) source.config += shape.gradient ? plane_taps(shape) : phase_taps(shape);
     source.config += std::string("#define kUnevenPlanes ") + (shape.even_planes() ? "0" : "1") + "\n";
     source.config += std::string("#define kStores ") +
                      (shape.image_row > 0       ? "1"
@@ -168,7 +191,7 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
                       : shape.store_vector > 0  ? "2"
                                                 : "0") +
                      "\n";
-    source.config += wgmma_from_registers(shape.math, shape.row_unit);
+    source.config += wgmma_from_registers(shape.math, shape.row_unit, shape.multiplies_boxes() && !shape.gradient);
   } else if (shape.warpgroup) {
     source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
   }
@@ -296,6 +319,10 @@ class TileKernel final : public Kernel {
     std::string text = (s.gradient ? "" : std::to_string(s.all_slots()) + " phases x ") +
                        std::to_string(s.block_channels) + " channels by ";
     for (int i = 0; i < 4; ++i) text += std::to_string(s.tile[i]) + (i < 3 ? "x" : " cells");
+    if (s.folds()) {
+      text += " of " + std::to_string(s.fold[0]) + "x" + std::to_string(s.fold[1]) + "x" + std::to_string(s.fold[2]) +
+              " outputs";
+    }
     text += ", depth " + std::to_string(s.chunk_channels()) + "x" + std::to_string(s.stage_backs) + " of " +
             std::to_string(s.channels) + "x" + std::to_string(s.all_backs());
     if (s.window > 1) {
@@ -334,7 +361,7 @@ class TileKernel final : public Kernel {
   }
 
   TensorMap weight_map(const void* weight) const {
-    TensorBoxes boxes = weight_boxes_of(shape_, params_.groups, params_.weight_strides[1]);
+    TensorBoxes boxes = weight_boxes_of(shape_, params_.groups, params_.weight_strides);
     boxes.address = weight;
     return tensor_map(boxes, device_);
   }
@@ -357,7 +384,7 @@ class TileKernel final : public Kernel {
       params.input_size[a] = static_cast<int>(shape_.gradient ? axis.output() : axis.input);
       params.output_size[a] = static_cast<int>(shape_.gradient ? axis.input : axis.output());
       params.pad[a] = static_cast<int>(axis.pad_begin);
-      params.first_cell[a] = shape_.gradient ? 0 : static_cast<int>(axis.pad_begin / axis.stride);
+      params.first_cell[a] = shape_.gradient ? 0 : static_cast<int>(axis.pad_begin / shape_.output_step(a));
       params.tiles[1 + a] = static_cast<int>(ceil_div(tile_cells(shape_, problem, a), shape_.tile[1 + a]));
       params.residue_blocks[a] = shape_.residue_blocks(a);
     }
@@ -396,7 +423,7 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
   if (candidate.shape.wide_input || candidate.shape.wide_weights || candidate.shape.weight_vector > 1 ||
-      candidate.shape.stores_vectors()) {
+      candidate.shape.weight_boxes || candidate.shape.stores_vectors()) {
     const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }

@@ -9,6 +9,11 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// Cells of `step` outputs that an axis has, the first of them at a multiple of it.
+std::int64_t cells_of(const Axis& axis, std::int64_t step) {
+  return (axis.output() - 1 + axis.pad_begin) / step - axis.pad_begin / step + 1;
+}
+
 }  // namespace
 
 const Strides& tile_input_strides(const Problem& problem) {
@@ -22,7 +27,7 @@ const Strides& tile_output_strides(const Problem& problem) {
 std::int64_t tile_cells(const Problem& problem, int a) {
   const Axis& axis = problem.axes[static_cast<std::size_t>(a)];
   if (problem.direction == Direction::grad_input) return axis.input;
-  return (axis.output() - 1 + axis.pad_begin) / axis.stride - axis.pad_begin / axis.stride + 1;
+  return cells_of(axis, axis.stride);
 }
 
 long long tile_block_rows(const TileShape& shape, const Problem& problem) {
@@ -30,7 +35,10 @@ long long tile_block_rows(const TileShape& shape, const Problem& problem) {
 }
 
 std::int64_t tile_cells(const TileShape& shape, const Problem& problem, int a) {
-  return shape.follows_residue(a) ? ceil_div(problem.axes[a].output(), problem.axes[a].stride) : tile_cells(problem, a);
+  const Axis& axis = problem.axes[a];
+  if (shape.follows_residue(a)) return ceil_div(axis.output(), axis.stride);
+  if (shape.gradient) return axis.input;
+  return cells_of(axis, shape.output_step(a));
 }
 
 long long tile_block_cells(const TileShape& shape, const Problem& problem) {
@@ -135,6 +143,50 @@ double row_tile_products(const TileShape& shape) {
 
 }  // namespace
 
+namespace {
+
+constexpr int kSectorBytes = 32;
+
+// Neighbours in memory that a block stores: of a row, or of rows that follow each other.
+double row_bytes(const TileShape& shape) {
+  const int outputs =
+      shape.joins_rows ? shape.tile[2] * shape.span[1] * shape.image_row : shape.tile[3] * shape.span[2];
+  return static_cast<double>(outputs) * shape.element_bytes;
+}
+
+// Whether two blocks write those sectors in parts, each of which costs a read besides.
+bool tears_sectors(const TileShape& shape, const Problem& problem) {
+  const auto outputs = [&](int axis) {
+    return shape.gradient ? problem.axes[axis].input : problem.axes[axis].output();
+  };
+  const int axis = shape.joins_rows ? 1 : 2;
+  const std::int64_t step = shape.element_bytes * (shape.joins_rows ? outputs(2) : 1);
+  if (outputs(axis) * step % kSectorBytes != 0) return true;
+  const Axis& cut = problem.axes[axis];
+  const bool begins_inside = cut.pad_begin % shape.output_step(axis) * step % kSectorBytes != 0;
+  return shape.tile[1 + axis] < tile_cells(shape, problem, axis) &&
+         (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
+}
+
+// The share of those sectors that two blocks write: a block that has whole rows writes most of them itself.
+double torn_share(const TileShape& shape, const Problem& problem) {
+  const bool whole_rows = !shape.joins_rows && shape.tile[3] >= tile_cells(shape, problem, 2);
+  return whole_rows ? 1.0 / (shape.tile[2] * shape.span[1]) : 1.0;
+}
+
+}  // namespace
+
+double row_end_bytes(const TileShape& shape, const Problem& problem) {
+  if (shape.output_channels_last) return 0;
+  const auto outputs =
+      static_cast<double>(element_count(shape.gradient ? problem.input_sizes() : problem.output_sizes()));
+  return outputs * shape.element_bytes * 2 * kSectorBytes / row_bytes(shape);
+}
+
+double torn_bytes(const TileShape& shape, const Problem& problem) {
+  return tears_sectors(shape, problem) ? row_end_bytes(shape, problem) * torn_share(shape, problem) : 0;
+}
+
 // Cost of a candidate in seconds. Per block: multiplication, traffic beyond the block and instructions of the loader
 // and the epilogue; the largest of them counts fully and the others in part, since resident blocks overlap. The
 // constants are fitted to measurements on an H200; docs/notes/tile.md says how, and how well they choose.
@@ -207,7 +259,8 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
   const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / (shape.wide_weights ? 3.3e12 : 1.54e12) : 0;
-  const double seconds = std::max(cycles / clock, 1.15 * bytes / device.bandwidth) + 2e-6 + packing;
+  const double torn = shape.gradient ? 0 : 4 * torn_bytes(shape, problem);
+  const double seconds = std::max(cycles / clock, 1.15 * (bytes + torn) / device.bandwidth) + 2e-6 + packing;
   // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   const double preference = whole_rows ? 0.98 : gaps > 1 ? 1.03 : 1.0;

@@ -35,6 +35,11 @@ int tile_registers(const TileShape& shape);
 // multiprocessors clusters of four and eight don't divide evenly (of an H200's 132, 120 and 104 are taken).
 double blocks_side_by_side(const TileShape& shape, const DeviceProperties& device);
 
+// Bytes of the sectors at both ends of the rows that blocks store, and of those that two blocks write in parts, each of
+// which costs a read besides.
+double row_end_bytes(const TileShape& shape, const Problem& problem);
+double torn_bytes(const TileShape& shape, const Problem& problem);
+
 // Expected seconds of a problem cut in this way.
 double tile_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device);
 double stream_seconds(const TileShape& shape, const Problem& problem, const DeviceProperties& device);

@@ -47,11 +47,11 @@ bool every_phase_has_every_tap(const TileShape& shape) {
   return true;
 }
 
-std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most) {
+std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most, int choices) {
   most = std::max<std::int64_t>(std::min(whole, most), 1);
   std::vector<int> lengths;
   std::int64_t pieces = ceil_div(whole, most);
-  for (int i = 0; i < 4; ++i, ++pieces)
+  for (int i = 0; i < choices; ++i, ++pieces)
     lengths.push_back(static_cast<int>(std::max<std::int64_t>(ceil_div(whole, pieces), 1)));
   for (int power = 8; power <= most; power *= 2) lengths.push_back(power);
   std::sort(lengths.begin(), lengths.end());
@@ -83,8 +83,11 @@ std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int co
   std::vector<CellTile> tiles;
   std::vector<CellTile> parts;  // of several samples
   double best = 0;
-  for (const int w : cut_lengths(size[3], columns)) {
-    if (w < std::min<std::int64_t>(size[3], 16)) continue;  // rows of memory in useful lengths
+  // Pixels with all their channels are long enough pieces of memory, rows need useful lengths.
+  const bool pixels = shape.tensor_copies && shape.output_channels_last;
+  const int least_width = pixels ? 8 : 16;
+  for (const int w : cut_lengths(size[3], columns, pixels ? 12 : 4)) {
+    if (w < std::min<std::int64_t>(size[3], least_width)) continue;
     for (const int h : cut_lengths(size[2], most([&](int length) { return fits(1, 1, length, w); }))) {
       for (const int d : cut_lengths(size[1], most([&](int length) { return fits(1, length, h, w); }))) {
         if (!fits(1, d, h, w)) continue;
@@ -93,13 +96,18 @@ std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int co
         tiles.push_back({whole ? n : 1, d, h, w});
         best = std::max(best, filled(tiles.back()));
         const bool long_rows = w % 16 == 0 || (w == size[3] && w > 8);
-        if (!whole && n > 1 && long_rows) parts.push_back({n, d, h, w});
+        if (!whole && n > 1 && (long_rows || pixels)) parts.push_back({n, d, h, w});
       }
     }
   }
   // Parts of samples are short pieces to copy and to store: only where nothing else fills the columns.
   constexpr double kFull = 0.85;
   if (best < kFull) tiles.insert(tiles.end(), parts.begin(), parts.end());
+  if (pixels) {
+    constexpr double kNearlyAsFull = 0.9;
+    for (const CellTile& tile : tiles) best = std::max(best, filled(tile));
+    std::erase_if(tiles, [&](const CellTile& tile) { return filled(tile) < kNearlyAsFull * best; });
+  }
   return tiles;
 }
 
@@ -140,7 +148,7 @@ bool may_pack(const TileShape& shape, const Problem& problem) {
 }
 
 std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
-  if (base.gradient) return {{1, 1, 1}};
+  if (base.gradient || base.folds()) return {{base.output_step(0), base.output_step(1), base.output_step(2)}};
   std::vector<std::array<int, 3>> spans = {
       {base.stride[0], base.stride[1], base.stride[2]}, {1, base.stride[1], base.stride[2]}, {1, 1, base.stride[2]}};
   for (const int width : {4, 8, 16, 32}) {

@@ -24,8 +24,9 @@ bool set_span(TileShape& shape, const Axis& axis, int a, int span);
 // Whether each phase of a block has a tap at each distance, so that no product can be left out.
 bool every_phase_has_every_tap(const TileShape& shape);
 
-// Lengths into which `whole` may be cut, none above `most`: even cuts and round numbers.
-std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most);
+// Lengths into which `whole` may be cut, none above `most`: even cuts, the longest `choices` of them, and round
+// numbers.
+std::vector<int> cut_lengths(std::int64_t whole, std::int64_t most, int choices = 4);
 
 // Boxes of cells that fill at most `columns` columns of the shape's teams: samples, depth, height, width.
 using CellTile = std::array<int, 4>;
@@ -45,16 +46,20 @@ bool may_pack(const TileShape& shape, const Problem& problem);
 std::vector<std::array<int, 3>> span_choices(const TileShape& base);
 std::vector<int> channel_choices(const TileShape& base);
 
-// How the copy engine would see a gradient's weights, a row of summed channels for each of the tensor's first channels,
-// `row_stride` elements apart; the address doesn't matter here.
-TensorBoxes weight_boxes_of(const TileShape& shape, std::int64_t groups, std::int64_t row_stride);
-
 // How outputs leave a streaming block that is cut already: what is stored at once, and how it passes shared memory.
 void set_stores(const Problem& problem, TileShape& shape, bool aligned);
 
 // Whether the copy engine takes an image's lines to the tensor: long ones, which leave while the next tile is
 // multiplied.
 bool sends_lines(const TileShape& shape);
+
+// Weights as the copy engine sees them, whatever their address: `strides` of a summed channel, a row's channel, depth,
+// height and width.
+TensorBoxes weight_boxes_of(const TileShape& shape, long long groups, const long long (&strides)[5]);
+// Lets the copy engine bring them, where they lie as it needs them, and whether it can once the cut is complete: how
+// outputs leave sets the order of a gradient's rows.
+bool set_weight_boxes(TileShape& shape, const Problem& problem, bool aligned);
+bool fits_weight_boxes(const TileShape& shape, const Problem& problem, const DeviceProperties& device);
 
 // Cuts for blocks whose warps have roles (kernels/tile_stream.cuh), where the device and the tensors allow them.
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,

@@ -25,6 +25,7 @@ TileShape base_shape(const Problem& problem) {
   TileShape shape{};
   shape.line_axis = -1;
   shape.window = 1;
+  shape.item_steps = 1;
   shape.row_vector = 1;
   shape.weight_vector = 1;
   shape.most_blocks = static_cast<int>(kIntMax);
@@ -40,7 +41,7 @@ TileShape base_shape(const Problem& problem) {
     shape.kernel[a] = static_cast<int>(axis.kernel);
     shape.stride[a] = static_cast<int>(axis.stride);
     shape.dilation[a] = static_cast<int>(axis.dilation);
-    shape.phases[a] = shape.planes[a] = 1;
+    shape.phases[a] = shape.planes[a] = shape.fold[a] = 1;
     shape.back_step[a] = axis.stride == 1 ? shape.dilation[a] : 1;
     shape.backs[a] = static_cast<int>(-site_of(axis, axis.kernel - 1).shift) / shape.back_step[a] + 1;
   }
@@ -154,7 +155,7 @@ void set_depth(const Problem& problem, TileShape& shape) {
   // very few blocks comes in batches (a GAN's first layers): splitting it to fill the chip alone would only make those
   // slower.
   const double steps = std::ceil(static_cast<double>(shape.channels) / (2 * shape.vector())) * products;
-  const double least = shape.output_channels_last ? 256 : 128;
+  const double least = shape.output_channels_last ? 512 : 128;
   for (const int share : {2, 4}) {
     const bool fills = blocks * share <= 160 && steps / share >= least;
     const bool has_long_sums = blocks * share <= 400 && steps / share >= 512;

@@ -8,43 +8,6 @@ namespace tconv::cuda {
 
 namespace {
 
-constexpr int kSectorBytes = 32;
-
-// Neighbours in memory that a block stores: of a row, or of rows that follow each other.
-double row_bytes(const TileShape& shape) {
-  const int outputs =
-      shape.joins_rows ? shape.tile[2] * shape.span[1] * shape.image_row : shape.tile[3] * shape.span[2];
-  return static_cast<double>(outputs) * shape.element_bytes;
-}
-
-// Bytes of the sectors at both ends of the rows that blocks store.
-double row_end_bytes(const TileShape& shape, const Problem& problem) {
-  if (shape.output_channels_last) return 0;
-  const auto outputs =
-      static_cast<double>(element_count(shape.gradient ? problem.input_sizes() : problem.output_sizes()));
-  return outputs * shape.element_bytes * 2 * kSectorBytes / row_bytes(shape);
-}
-
-// Whether two blocks write those sectors in parts, each of which costs a read besides.
-bool tears_sectors(const TileShape& shape, const Problem& problem) {
-  const auto outputs = [&](int axis) {
-    return shape.gradient ? problem.axes[axis].input : problem.axes[axis].output();
-  };
-  const int axis = shape.joins_rows ? 1 : 2;
-  const std::int64_t step = shape.element_bytes * (shape.joins_rows ? outputs(2) : 1);
-  if (outputs(axis) * step % kSectorBytes != 0) return true;
-  const Axis& cut = problem.axes[axis];
-  const bool begins_inside = !shape.gradient && cut.pad_begin % cut.stride * step % kSectorBytes != 0;
-  return shape.tile[1 + axis] < tile_cells(shape, problem, axis) &&
-         (std::fmod(row_bytes(shape), kSectorBytes) != 0 || begins_inside);
-}
-
-// The share of those sectors that two blocks write: a block that has whole rows writes most of them itself.
-double torn_share(const TileShape& shape, const Problem& problem) {
-  const bool whole_rows = !shape.joins_rows && shape.tile[3] >= tile_cells(shape, problem, 2);
-  return whole_rows ? 1.0 / (shape.tile[2] * shape.span[1]) : 1.0;
-}
-
 // Bytes to add to the outputs' where blocks write less of a channels-last pixel than a line of the cache: lines reach
 // the memory in parts.
 double part_line_bytes(const TileShape& shape, const Problem& problem) {
@@ -91,7 +54,11 @@ double read_per_weight(const TileShape& shape) {
 
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
-  if (shape.copies_weights() || shape.keeps_weights) return 0;
+  if (!shape.loads_weights()) return 0;
+  if (shape.turns_boxes()) {
+    const double cells = static_cast<double>(shape.weight_stage_bytes()) / 16 / kStreamThreads;
+    return shape.block_chunks() * shape.stages_per_chunk() * (100 + 40 * cells);
+  }
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
@@ -138,7 +105,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double products = (shape.splits() ? 3 : 1) * steps * cell_tiles * rows * 64 * 2 * shape.vector() / peak;
   const double items = steps * backs / shape.line_backs();
   const bool on_all_banks =
-      !shape.gradient || shape.stride[2] % 2 == 1 || shape.splits_rows() || shape.window > 1 || shape.plane_boxes();
+      shape.input_step(2) % 2 == 1 || shape.splits_rows() || shape.window > 1 || shape.plane_boxes();
   const double conflicts = (shape.tile[3] % 8 == 0 ? 1.0 : 1.12) * (on_all_banks ? 1.0 : 1.57);
   const bool pairs = shape.element_bytes == 2 && !shape.input_channels_last && shape.window == 1;
   const double words = pairs && !shape.names_vectors() ? 2 : 1;
@@ -163,9 +130,9 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           0.48 * outputs * shape.element_bytes * gaps) /
                          (shape.copies_weights() || shape.keeps_weights ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores; where weights are kept, its teams
-  // go on by themselves.
+  // go on by themselves. Vectors of channels leave without a turn through shared memory.
   const int others = (shape.keeps_weights ? shape.column_teams : shape.blocks_per_multiprocessor) - 1;
-  const double alone = others == 0 ? 1.25 : others == 1 && shape.keeps_weights ? 1.08 : 1.0;
+  const double alone = others == 0 && !shape.tensor_copies ? 1.25 : others == 1 && shape.keeps_weights ? 1.08 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const bool in_rows = !shape.gradient && !shape.output_channels_last;  // what images were fitted to
   const bool image = in_rows && shape.image_row > 0;
@@ -175,13 +142,11 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double main = std::max({multiply, copies, weight_loading_cycles(shape) * 0.25, rounding_cycles(shape) * 0.5});
   const double busy = std::max(main, traffic) + (in_rows ? 0.7 : 0.25) * std::min(main, traffic) + alone * epilogue;
   // What a block takes alone: items follow each other.
+  const double sharing = shape.gathers_vectors() ? 5000 : shape.depth_blocks > 1 ? 11100 : 0;
   const double latency = (shape.stays ? 600 : 230) +
-                         std::max({items * 109 + 1.41 * (products + fragments) / shape.column_teams,
+                         std::max({items / shape.item_steps * 109 + 1.41 * (products + fragments) / shape.column_teams,
                                    weight_loading_cycles(shape), rounding_cycles(shape)}) +
-                         0.46 * epilogue +
-                         (shape.gathers_vectors()  ? 5000
-                          : shape.depth_blocks > 1 ? 11100
-                                                   : 0);
+                         0.46 * epilogue + sharing;
   const int resident = shape.blocks_per_multiprocessor;
   const double side_by_side = blocks_side_by_side(shape, device);
   const double slots = side_by_side * resident;
@@ -206,7 +171,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : shape.keeps_weights ? 1.5e-6 : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
-  const double torn = tears_sectors(shape, problem) ? ends * torn_share(shape, problem) : 0;
+  const double torn = torn_bytes(shape, problem);
   const double part_lines = part_line_bytes(shape, problem);
   const double transfer = 1.23 * (bytes + 5 * torn + 0.09 * ends + part_lines) / device.bandwidth;
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
@@ -218,10 +183,12 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double split = whole_rows ? 1.0 : scattered ? 1.2 : 1.03;
   const double computed = cycles / clock + (0.26 * torn + (in_rows ? 0.48 : 0.18) * ends) / device.bandwidth;
   // Among cuts that the memory bounds, those with less to compute.
-  const double besides = (shape.gradient ? 0.05 : 0.03) * std::min(computed, transfer);
+  const double besides = (shape.gradient || shape.output_channels_last ? 0.05 : 0.03) * std::min(computed, transfer);
   // A call that is over before its launches are is better off with one, even where that takes a little longer.
-  const double launches = !shape.copies_weights() && problem.batch == 1 ? 0.8 : 1.0;
-  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches *
+  const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
+  // What rows of two bytes gain from kept weights beyond the rest of the model.
+  const double kept = shape.keeps_weights && in_rows && shape.element_bytes == 2 ? 0.93 : 1.0;
+  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches * kept *
          gradient_surplus(shape);
 }
 

@@ -31,7 +31,9 @@ int lead_of(const Problem& problem, const TileShape& shape) {
   const std::int64_t step = shape.tile[3] * shape.input_step(2);
   if (step % shape.granule != 0 && shape.tile[3] < tile_cells(shape, problem, 2)) return -1;
   if (shape.granule > 1 && shape.follows_residue(2) && width.pad_begin % width.stride != 0) return -1;
-  const std::int64_t first = shape.gradient ? -width.pad_begin : width.pad_begin / width.stride - shape.halo(2);
+  const std::int64_t first = shape.gradient
+                                 ? -width.pad_begin
+                                 : (width.pad_begin / shape.output_step(2) + 1) * shape.fold[2] - 1 - shape.halo(2);
   return static_cast<int>((first % shape.granule + shape.granule) % shape.granule);
 }
 
@@ -88,11 +90,13 @@ std::vector<CellTile> stacked_planes(const Problem& problem, const TileShape& sh
   const std::int64_t others = tile_cells(shape, problem, across - 1);
   const std::int64_t width = tile_cells(shape, problem, 2);
   std::vector<CellTile> planes;
+  const bool pixels = shape.tensor_copies && shape.output_channels_last;
   for (const int w : cut_lengths(width, 64)) {
     if (w < std::min<std::int64_t>(width, 16)) continue;
     CellTile plane = {1, 1, 1, w};
     plane[across] = static_cast<int>(std::min<std::int64_t>(others, 64 / w));
-    if (w == width && plane[across] == others)
+    // Parts of several samples are short pieces of rows, but not of pixels with all their channels.
+    if ((w == width || pixels) && plane[across] == others)
       plane[0] = static_cast<int>(std::min<std::int64_t>(problem.batch, 64 / (w * others)));
     planes.push_back(plane);
   }
@@ -164,11 +168,20 @@ bool set_plane_boxes(TileShape& shape, std::int64_t groups) {
   return true;
 }
 
-// Fits rings and residency around rows and cells; false when it cannot be built.
-bool complete_stream(TileShape& shape, const DeviceProperties& device) {
+// Whether products are so short that a team would wait for fragments longer than for them.
+bool takes_two_steps(const TileShape& shape) {
+  constexpr int kFewColumns = 192;
+  const int columns = shape.rows() * shape.column_tiles / 8 * shape.line_backs();
+  const int items = shape.even_planes() ? 2 : 4;  // of which half are left; uneven planes want pairs
+  return shape.tensor_copies && !shape.splits() && shape.slabs / 2 % items == 0 && columns <= kFewColumns;
+}
+
+// Fits rings and residency around rows and cells; false when it cannot be built. `alone`: a grid with no more blocks
+// than multiprocessors, each of which may have all of one.
+bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alone = false) {
   const int used = shape.all_slots() * shape.block_channels;
   shape.all_taps = every_phase_has_every_tap(shape);
-  const bool apart = !shape.all_taps && shape.block_channels % 8 == 0 && shape.block_channels >= 16;
+  const bool apart = !shape.all_taps && !shape.folds() && shape.block_channels % 8 == 0 && shape.block_channels >= 16;
   shape.all_taps = !apart;  // or multiplied by stored zeros
   shape.row_unit = apart ? shape.block_channels : static_cast<int>(round_up(used, 8));
   shape.row_tiles = apart ? shape.all_slots() : 1;
@@ -178,11 +191,13 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
   const int parts = shape.weight_parts();
   const int per_fragment = shape.splits_late() ? 12 : 8 * parts;
   const int others = shape.splits() ? 52 : shape.element_bytes == 2 ? 48 : 32;
-  const int needed = parts * sums + per_fragment * shape.line_fragments() + others;
+  const int fragments = per_fragment * shape.line_fragments();
+  const int needed = parts * sums + fragments + others;
   const int store_vector = shape.store_vector;
   const int image_row = shape.image_row;
   for (const int blocks : {3, 2, 1}) {
-    if (blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
+    if (alone && blocks > 1) continue;
+    if (!alone && blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
     shape.blocks_per_multiprocessor = blocks;
     const int at_start = shape.registers_at_start();
     const int least_to_stay = shape.tensor_copies ? kLeastRegisters : kLeastRegistersToStay;
@@ -192,9 +207,9 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    const int least = shape.copies_weights() ? kLeastRegisters
-                      : shape.keeps_weights  ? kLeastRegistersToKeep
-                                             : kLeastRegistersInPlace;
+    const int least = shape.packed || shape.multiplies_boxes() ? kLeastRegisters
+                      : shape.keeps_weights                    ? kLeastRegistersToKeep
+                                                               : kLeastRegistersInPlace;
     if (at_start < least) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
@@ -203,17 +218,20 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     if (shape.stays && shape.store_vector == 0)
       shape.stays = shape.block_channels <= most_turns * shape.turn_channels();
     shape.sends_lines = sends_lines(shape);
+    shape.item_steps = takes_two_steps(shape) && shape.multiplying_registers() >= needed + fragments ? 2 : 1;
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);
     const int per_line = shape.line_backs() * parts * shape.slabs * shape.rows() * 16;
-    const int most = (blocks == 1 ? 32 : 16) * 1024;
+    const int most = (blocks == 1 && !alone ? 32 : 16) * 1024;
     const int lines = shape.all_backs() / shape.line_backs();
     const int stage_lines = std::clamp(most / per_line, 1, lines);
     shape.stage_backs = static_cast<int>(ceil_div(lines, ceil_div(lines, stage_lines))) * shape.line_backs();
     // Blocks that stay load the next tile's chunks, too.
-    const int most_inputs = shape.stays ? 4 : std::min(4, shape.block_chunks());
+    const int most_slots = alone ? 8 : 4;
+    const int most_inputs = shape.stays ? most_slots : std::min(most_slots, shape.block_chunks());
     shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
+    shape.box_ring = shape.turns_boxes() ? 2 : 0;
     if (shape.keeps_weights) {
       shape.weight_ring = shape.block_chunks() * shape.stages_per_chunk();
       if (!shape.stays || shape.weight_ring > kMostKeptStages) continue;
@@ -222,9 +240,10 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device) {
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
-      for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
-        const int limit = ring == &shape.input_ring ? most_inputs : shape.keeps_weights ? shape.weight_ring : 4;
-        if (*ring >= limit) continue;
+      for (int* const ring : {&shape.weight_ring, &shape.input_ring, &shape.box_ring}) {
+        const bool is_kept = ring == &shape.weight_ring && shape.keeps_weights;
+        const int limit = ring == &shape.input_ring ? most_inputs : most_slots;
+        if (*ring == 0 || *ring >= limit || is_kept) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
         if (shape.shared_bytes() > room) --*ring;
@@ -256,7 +275,7 @@ int weight_vector_of(const TileShape& shape, bool aligned) {
 // (and was never faster for gradients).
 bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned) {
   constexpr int kMostPlaces = 1024;  // in constant memory
-  if (shape.gradient || !has_dense_taps(problem)) return false;
+  if (shape.gradient || shape.folds() || !has_dense_taps(problem)) return false;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
   }
@@ -277,34 +296,8 @@ bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned
   return true;
 }
 
-// Weights in boxes by the copy engine: each tap's channels are whole chunks, side by side in memory.
-bool set_weight_boxes(TileShape& shape, const Problem& problem) {
-  if (!shape.gradient || !shape.tensor_copies || shape.math == TileMath::fp32x3) return false;
-  const Strides& strides = problem.weight_strides;
-  bool one_tap = true;
-  for (const Axis& axis : problem.axes) one_tap = one_tap && axis.kernel == 1;
-  if (strides[1] != 1 || shape.channels % shape.chunk_channels() != 0) return false;
-  if (!one_tap && (!has_dense_taps(problem) || strides[4] != shape.channels)) return false;
-  shape.packed = false;
-  shape.weight_boxes = true;
-  return true;
-}
-
-// Once it is known how outputs leave, which sets the order of the rows.
-bool fits_weight_boxes(const TileShape& shape, const Problem& problem, const DeviceProperties& device) {
-  // Two warps round what a block reads: not as fast as many cells are multiplied with many rows, tile after tile.
-  constexpr int kMostRoundedRows = 96;
-  constexpr int kMostRoundedWaves = 2;
-  constexpr int kTurn = 64;  // vectors that these warps take at once
-  if (shape.rounds_boxes() && (shape.weight_back_pitch() % kTurn != 0 || shape.rows() > kMostRoundedRows ||
-                               tile_blocks(shape, problem) > kMostRoundedWaves * device.multiprocessors))
-    return false;
-  return shape.rows() == shape.block_channels && shape.out_channels % shape.reordered_rows() == 0 &&
-         shape.rows() % shape.reordered_rows() == 0 &&
-         can_map(weight_boxes_of(shape, problem.groups, problem.weight_strides[0]));
-}
-
 constexpr int kMostWavesInPlace = 8;
+enum class WeightsCome : std::uint8_t { packed, in_place, in_boxes };
 
 void add_candidate(const Problem& problem, const DeviceProperties& device, const TileShape& shape,
                    std::vector<TileCandidate>& candidates) {
@@ -318,24 +311,101 @@ void add_candidate(const Problem& problem, const DeviceProperties& device, const
   candidates.push_back(candidate);
 }
 
-}  // namespace
-
-TensorBoxes weight_boxes_of(const TileShape& shape, std::int64_t groups, std::int64_t row_stride) {
-  const std::int64_t rows = groups * shape.out_channels;
-  const std::int64_t depth = std::int64_t{shape.channels} * shape.kernel[0] * shape.kernel[1] * shape.kernel[2];
-  if (shape.reordered_rows() == 1) {
-    return {.element_bytes = shape.element_bytes,
-            .sizes = {depth, rows, 1, 1, 1},
-            .strides = {row_stride, 0, 0, 0},
-            .box = {shape.chunk_channels(), shape.rows(), 1, 1, 1}};
+// Axes along which pairs of neighbouring outputs may be phases of a cell; -1: none. A product of 16 rows or fewer takes
+// nearly as long as one of 32: of few output channels that leaves tensor cores idle, and phases share them at the price
+// of products by zeros at both ends of the kernel, which pays for long ones. Each output's sum keeps its order, also
+// where short sums are added up, which are those of a line.
+std::vector<int> fold_axes(const Problem& problem, const TileShape& base) {
+  constexpr int kMostChannels = 16;
+  constexpr int kLeastKernel = 5;
+  std::vector<int> axes = {-1};
+  const bool strided = base.stride[0] * base.stride[1] * base.stride[2] > 1;
+  if (base.gradient || strided || base.depth_blocks > 1 || base.out_channels > kMostChannels) return axes;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const Axis& axis = problem.axes[a];
+    const bool splits_elsewhere = base.math == TileMath::fp32x3 && a != base.line_axis;
+    if (axis.dilation == 1 && axis.kernel >= kLeastKernel && axis.output() > 2 && !splits_elsewhere) axes.push_back(a);
   }
-  // row_of_channel: pairs of neighbours, of four threads, then the other pairs of their vectors.
-  const int vector = shape.store_vector;
-  return {.element_bytes = shape.element_bytes,
-          .sizes = {depth, 2, 4, vector / 2, rows / (4 * vector)},
-          .strides = {row_stride, vector * row_stride, 2 * row_stride, 4 * vector * row_stride},
-          .box = {shape.chunk_channels(), 2, 4, vector / 2, shape.rows() / (4 * vector)}};
+  return axes;
 }
+
+TileShape folded(TileShape shape, int axis) {
+  if (axis < 0) return shape;
+  shape.fold[axis] = 2;
+  ++shape.backs[axis];
+  return shape;
+}
+
+void add_cuts(const Problem& problem, const DeviceProperties& device, const TileShape& base, bool aligned,
+              std::vector<TileCandidate>& candidates) {
+  const auto stacked = [&](const TileShape& shape) {
+    std::vector<CellTile> stacks = stacked_planes(problem, shape);
+    const int height = shape.column_tiles / 8 * shape.column_teams;
+    for (CellTile& tile : stacks) tile[1 + base.line_axis] = height;
+    const bool fits = height < tile_cells(shape, problem, base.line_axis) + shape.column_tiles / 8;
+    return fits ? stacks : std::vector<CellTile>{};
+  };
+  for (const auto& span : span_choices(base)) {
+    TileShape shape = base;
+    bool fits = true;
+    for (int a = 0; a < kSpatialAxes; ++a) fits = fits && set_span(shape, problem.axes[a], a, span[a]);
+    if (!fits || shape.skips_backs()) continue;
+    // Half of a product's least columns, where the copy engine brings both operands: more blocks for small layers.
+    const int least_columns = base.tensor_copies && base.output_channels_last && base.element_bytes == 2 ? 32 : 64;
+    std::map<int, std::vector<CellTile>> tiles_of;  // by columns
+    std::vector<int> channel_counts = channel_choices(base);
+    for (const int channels : {192, 256}) {
+      if (channels < base.out_channels + 32) channel_counts.push_back(channels);
+    }
+    for (const int channels : channel_counts) {
+      const std::int64_t used = static_cast<std::int64_t>(shape.all_slots()) * channels;
+      if (used < 12 || used > 256 || (used < least_columns && channels < base.out_channels)) continue;
+      if (base.folds() && channels < base.out_channels) continue;
+      if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
+      shape.block_channels = channels;
+      for (const auto& [tiles, teams] : cell_teams(base)) {
+        shape.column_tiles = 8 * tiles;
+        shape.column_teams = teams;
+        const bool stacks = shape.stacks_tiles();
+        auto [found, is_new] = tiles_of.try_emplace(stacks ? -tiles * 8 - teams : shape.columns());
+        if (is_new) found->second = stacks ? stacked(shape) : cell_tiles(problem, shape, shape.columns());
+        for (const CellTile& cells : found->second) {
+          std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
+          if (shape.cells() * 2 <= shape.columns() && shape.columns() > 64) continue;
+          shape.lead = lead_of(problem, shape);
+          shape.stays = shape.depth_blocks == 1;
+          set_stores(problem, shape, aligned);
+          if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
+          if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
+          if (!offsets_fit(shape, problem)) continue;
+          const long long blocks = tile_blocks(shape, problem);
+          const bool few_blocks = blocks <= kMostWavesInPlace * device.multiprocessors;
+          const bool may_keep = !few_blocks && shape.even_planes() && tile_block_rows(shape, problem) == 1;
+          const auto add = [&](WeightsCome way, bool keeps) {
+            TileShape cut = shape;
+            cut.keeps_weights = keeps;
+            if (way == WeightsCome::in_place && !set_weights_in_place(cut, problem, aligned)) return false;
+            if (way == WeightsCome::in_boxes && !set_weight_boxes(cut, problem, aligned)) return false;
+            if (keeps && (cut.turns_boxes() || cut.rounds_boxes())) return false;
+            const bool alone = way == WeightsCome::in_boxes && blocks <= device.multiprocessors;
+            if (!complete_stream(cut, device, alone) || (cut.packed && !may_pack(cut, problem))) return false;
+            if (cut.weight_boxes && !fits_weight_boxes(cut, problem, device)) return false;
+            add_candidate(problem, device, cut, candidates);
+            return true;
+          };
+          add(WeightsCome::packed, false);
+          const bool boxes = few_blocks || shape.element_bytes == 2 || shape.gradient;
+          const bool boxed = boxes && add(WeightsCome::in_boxes, false);
+          if (few_blocks && !boxed) add(WeightsCome::in_place, false);
+          if (may_keep && !(boxed && add(WeightsCome::in_boxes, true)) && !add(WeightsCome::in_place, true))
+            add(WeightsCome::packed, true);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
 
 void add_streams(const Problem& problem, const DeviceProperties& device, TileShape base, bool aligned,
                  std::vector<TileCandidate>& candidates) {
@@ -357,64 +427,7 @@ void add_streams(const Problem& problem, const DeviceProperties& device, TileSha
   if (may_map && !strided) base.tensor_copies = set_tensor_copies(base, problem.groups);
   // All residues of a gradient come with one chunk here: there may be too few chunks for the blocks that share a sum.
   if (base.chunks() % base.depth_blocks != 0) return;
-  const auto stacked = [&](const TileShape& shape) {
-    std::vector<CellTile> stacks = stacked_planes(problem, shape);
-    const int height = shape.column_tiles / 8 * shape.column_teams;
-    for (CellTile& tile : stacks) tile[1 + base.line_axis] = height;
-    const bool fits = height < tile_cells(shape, problem, base.line_axis) + shape.column_tiles / 8;
-    return fits ? stacks : std::vector<CellTile>{};
-  };
-  for (const auto& span : span_choices(base)) {
-    TileShape shape = base;
-    bool fits = true;
-    for (int a = 0; a < kSpatialAxes; ++a) fits = fits && set_span(shape, problem.axes[a], a, span[a]);
-    if (!fits || shape.skips_backs()) continue;
-    std::map<int, std::vector<CellTile>> tiles_of;  // by columns
-    std::vector<int> channel_counts = channel_choices(base);
-    for (const int channels : {192, 256}) {
-      if (channels < base.out_channels + 32) channel_counts.push_back(channels);
-    }
-    for (const int channels : channel_counts) {
-      const std::int64_t used = static_cast<std::int64_t>(shape.all_slots()) * channels;
-      if (used < 12 || used > 256 || (used < 64 && channels < base.out_channels)) continue;
-      if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
-      shape.block_channels = channels;
-      for (const auto& [tiles, teams] : cell_teams(base)) {
-        shape.column_tiles = 8 * tiles;
-        shape.column_teams = teams;
-        const bool stacks = shape.stacks_tiles();
-        auto [found, is_new] = tiles_of.try_emplace(stacks ? -tiles * 8 - teams : shape.columns());
-        if (is_new) found->second = stacks ? stacked(shape) : cell_tiles(problem, shape, shape.columns());
-        for (const CellTile& cells : found->second) {
-          std::copy(cells.begin(), cells.end(), std::begin(shape.tile));
-          if (shape.cells() * 2 <= shape.columns() && shape.columns() > 64) continue;
-          shape.lead = lead_of(problem, shape);
-          shape.stays = shape.depth_blocks == 1;
-          set_stores(problem, shape, aligned);
-          if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
-          if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
-          if (!offsets_fit(shape, problem)) continue;
-          const bool few_blocks = tile_blocks(shape, problem) <= kMostWavesInPlace * device.multiprocessors;
-          const bool may_keep = !few_blocks && shape.even_planes() && tile_block_rows(shape, problem) == 1;
-          const auto add = [&](bool packed, bool keeps) {
-            TileShape way = shape;
-            way.keeps_weights = keeps;
-            if (!packed && !set_weights_in_place(way, problem, aligned)) return false;
-            if (!complete_stream(way, device) || (packed && !may_pack(way, problem))) return false;
-            add_candidate(problem, device, way, candidates);
-            return true;
-          };
-          add(true, false);
-          if (few_blocks) add(false, false);
-          if (may_keep && !add(false, true)) add(true, true);
-          TileShape boxes = shape;
-          if (set_weight_boxes(boxes, problem) && complete_stream(boxes, device) &&
-              fits_weight_boxes(boxes, problem, device))
-            add_candidate(problem, device, boxes, candidates);
-        }
-      }
-    }
-  }
+  for (const int axis : fold_axes(problem, base)) add_cuts(problem, device, folded(base, axis), aligned, candidates);
 }
 
 }  // namespace tconv::cuda

@@ -36,7 +36,7 @@ int row_vector_of(const Problem& problem, const TileShape& shape, bool aligned) 
 int image_vector_of(const Problem& problem, const TileShape& shape) {
   const Strides& strides = tile_output_strides(problem);
   const auto outputs = [&](int a) { return shape.gradient ? problem.axes[a].input : problem.axes[a].output(); };
-  const auto lead = [&](int a) { return shape.gradient ? 0 : problem.axes[a].pad_begin % problem.axes[a].stride; };
+  const auto lead = [&](int a) { return problem.axes[a].pad_begin % shape.output_step(a); };
   const auto divides = [&](std::int64_t vector) {
     for (const int d : {0, 1, 2}) {
       if (strides[d] % vector != 0) return false;
@@ -68,7 +68,7 @@ void set_image(const Problem& problem, TileShape& shape, bool aligned) {
   const Axis& width = problem.axes[2];
   const std::int64_t length = shape.gradient ? width.input : width.output();
   const std::int64_t height = shape.gradient ? problem.axes[1].input : problem.axes[1].output();
-  const auto lead = static_cast<int>(shape.gradient ? 0 : width.pad_begin % width.stride);
+  const auto lead = static_cast<int>(width.pad_begin % shape.output_step(2));
   const int positions = shape.tile[3] * shape.span[2];
   const bool whole_rows = shape.tile[3] >= tile_cells(shape, problem, 2);
   shape.image_row = positions;

@@ -34,11 +34,11 @@ std::string wgmma_function(TileMath math, int columns, bool transposed) {
                   transposed ? ", 1, 1" : ", 0, 0");
 }
 
-std::string wgmma_from_registers(TileMath math, int columns) {
+std::string wgmma_from_registers(TileMath math, int columns, bool transposed) {
   std::string a;
   for (int i = 0; i < 4; ++i) a += (i > 0 ? ", %" : "{%") + std::to_string(columns / 2 + i);
   return function(math, columns, "multiply", a + "}", 4, "const unsigned (&a)[4]",
-                  R"("r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))", ", 0");
+                  R"("r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))", transposed ? ", 1" : ", 0");
 }
 
 }  // namespace tconv::cuda

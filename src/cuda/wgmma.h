@@ -13,6 +13,6 @@ std::string wgmma_function(TileMath math, int columns, bool transposed = false);
 
 // multiply(float (&d)[columns / 8][4], const unsigned (&a)[4], b): the first factor is in the registers of the
 // warpgroup.
-std::string wgmma_from_registers(TileMath math, int columns);
+std::string wgmma_from_registers(TileMath math, int columns, bool transposed = false);
 
 }  // namespace tconv::cuda

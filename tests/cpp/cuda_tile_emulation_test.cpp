@@ -172,6 +172,34 @@ TEST_F(EmulatedTile, ChannelsLast) {
   EXPECT_GE(vectors, static_cast<int>(count));
 }
 
+// Weights out of the tensor by the copy engine: taps that some phases lack, one phase a block, tails of channels,
+// groups, fp32 that is rounded on its way, one to three axes, blocks that share a sum.
+TEST_F(EmulatedTile, ForwardWithWeightsInBoxes) {
+  const auto boxed = [](Problem problem, DType dtype = DType::bf16) {
+    problem = in(std::move(problem), dtype, dtype == DType::f32 ? Precision::tf32 : Precision::strict, true);
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    return problem;
+  };
+  const std::vector<Problem> problems = {
+      boxed(make(2, 40, 96, 1, {axis(5, 3, 2, 1, 1), axis(9, 3, 2, 0)})),
+      boxed(make(2, 40, 80, 1, {axis(5, 4, 2, 1), axis(9, 3, 2, 1)}), DType::f32),
+      boxed(make(3, 72, 40, 1, {axis(5, 4, 2, 1), axis(9, 4, 2, 1)})),
+      boxed(make(1, 64, 128, 2, {axis(5, 2, 2, 0), axis(9, 2, 3, 0)}), DType::f16),
+      boxed(make(2, 64, 256, 1, {axis(6, 3, 1, 1), axis(40, 5, 1, 0)})),
+      boxed(make(1, 24, 64, 1, {axis(3, 3, 1, 1), axis(4, 3, 2, 1), axis(5, 4, 2, 1)}), DType::f16),
+      boxed(make(1, 2048, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)})),
+      boxed(make(1, 2048, 64, 1, {axis(6, 4, 2, 1), axis(6, 4, 2, 1)}), DType::f32),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto in_boxes = [](const TileShape& shape) { return shape.weight_boxes; };
+    check_streams(problems[i], in_boxes, [](const TileShape& shape) {
+      return std::array<int, 4>{shape.store_vector, shape.weight_row_bytes(), shape.follows_residue(2) ? 1 : 0,
+                                test::takes_all() && shape.stacks_tiles() ? 1 : 0};
+    });
+  }
+}
+
 // Gradients whose residues come in boxes of their own: as many taps in each, fewer in some, none in others; strides
 // that differ between axes, samples that share a block, groups, two bytes, blocks of a cluster that share a sum.
 TEST_F(EmulatedTile, GradientByPlaneBoxes) {
@@ -305,6 +333,40 @@ TEST_F(EmulatedTile, OutputImages) {
   EXPECT_EQ(test::EmulatedCase(problems[0], random).fails(propose_tile(problems[0], test::gpu(90)), 1), "");
 }
 
+// Few output channels: pairs of neighbouring outputs along any of the axes as phases of a cell, with and without lines;
+// rows and columns of cells that end inside one, paddings that begin inside one, tails of channels, groups, bias, a
+// dilation beside, both layouts, two bytes, strict arithmetic, one to three axes.
+TEST_F(EmulatedTile, FoldedOutputs) {
+  Problem with_bias = make(2, 16, 16, 1, {axis(9, 5, 1, 1), axis(20, 3, 1, 1)});
+  with_bias.bias = true;
+  const std::vector<Problem> problems = {
+      with_bias,
+      make(1, 20, 16, 1, {axis(5, 3, 1, 0), axis(6, 5, 1, 1), axis(17, 7, 1, 3)}),
+      make(1, 24, 8, 1, {axis(11, 6, 1, 3), axis(22, 6, 1, 4)}),
+      make(1, 32, 24, 2, {axis(9, 5, 1, 1), axis(21, 6, 1, 1)}),
+      make(2, 16, 12, 1, {axis(90, 7, 1, 3)}),
+      make(1, 24, 16, 1, {axis(7, 5, 1, 1), axis(16, 3, 1, 2, 0, 2)}),
+      in(make(2, 24, 16, 1, {axis(9, 5, 1, 2), axis(22, 5, 1, 1)}), DType::bf16),
+      in(make(1, 40, 16, 1, {axis(90, 7, 1, 2)}), DType::f16, Precision::strict),
+      in(make(1, 24, 16, 1, {axis(9, 5, 1, 1), axis(20, 5, 1, 3)}), DType::f32, Precision::strict),
+      in(make(2, 24, 16, 1, {axis(9, 5, 1, 1), axis(21, 3, 1, 1)}), DType::f32, Precision::tf32, true),
+      in(make(1, 32, 16, 1, {axis(6, 5, 1, 1), axis(5, 3, 1, 1), axis(20, 3, 1, 1)}), DType::bf16, Precision::strict,
+         true),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
+  const auto wanted = [](const TileShape& shape) { return shape.folds(); };
+  for (std::size_t i = 0; i < count; ++i) {
+    check_streams(problems[i], wanted, [](const TileShape& shape) {
+      return std::array{shape.fold[0] > 1,
+                        shape.fold[1] > 1,
+                        shape.stacks_tiles(),
+                        shape.keeps_weights,
+                        test::takes_all() && shape.image_row > 0,
+                        test::takes_all() && shape.column_teams > 1};
+    });
+  }
+}
+
 // Weights that a block brings once for all of its tiles, in place and packed. The planner takes that for many tiles;
 // here a few will do.
 TEST_F(EmulatedTile, KeptWeights) {
@@ -313,8 +375,10 @@ TEST_F(EmulatedTile, KeptWeights) {
       make(3, 20, 24, 1, {axis(9, 3, 1, 1), axis(40, 3, 1, 1)}),
       in(make(3, 64, 72, 1, {axis(300, 1, 1, 0)}), DType::f16, Precision::strict),
       in(make(3, 24, 24, 1, {axis(9, 3, 1, 1), axis(40, 3, 1, 1)}), DType::f32, Precision::strict),
+      in(make(3, 64, 64, 1, {axis(5, 3, 1, 1), axis(40, 3, 1, 1)}), DType::bf16, Precision::strict, true),
       make(3, 24, 16, 1, {axis(9, 3, 1, 1), axis(40, 4, 2, 1)}),
   };
+  problems[4].weight_strides = channels_last_strides(problems[4].weight_sizes());  // in boxes
   problems.back().direction = Direction::grad_input;
   const std::size_t count = test::takes_all() ? problems.size() : 1;
   for (std::size_t i = 0; i < count; ++i) {

@@ -61,11 +61,12 @@ class KernelEmulator final : public cuda::JitKernelWatch {
       const std::string type = text.find(".f32.tf32.", wgmma) != std::string::npos  ? "tf32"
                                : text.find(".f32.f16.", wgmma) != std::string::npos ? "f16"
                                                                                     : "bf16";
+      const bool transposed = text.find("p, 1, 1, 1", wgmma) != std::string::npos;
       replace(
           text, "__device__ __forceinline__ void multiply(float (&d)", "\n}\n",
           "template <int kTiles, typename A>\nvoid multiply(float (&d)[kTiles][4], const A& a, unsigned long long b) "
           "{\n  ptx::multiply_warpgroup<emulation::Type::" +
-              type + ">(d, a, b);\n}\n");
+              type + ", " + (transposed ? "true" : "false") + ">(d, a, b);\n}\n");
     }
     unsigned cluster = 1;
     if (const std::size_t at = text.find("__cluster_dims__("); at != std::string::npos)

@@ -158,6 +158,15 @@ inline void load_matrices(unsigned (&out)[4], unsigned address) {
   }
 }
 
+inline void store_matrices(unsigned address, const unsigned (&words)[4]) {
+  const int lane = emulation::lane();
+  const tconv::test::BlockEmulator::Exchange rows({address});
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const unsigned row = rows.lane(matrix * 8 + lane / 4)[0];
+    emulation::place(row, 16);
+    std::memcpy(emulation::place(row + static_cast<unsigned>(lane % 4) * 4, 4), &words[matrix], 4);
+  }
+}
 template <std::size_t kMatrices>
 void store_matrices_transposed(unsigned address, const unsigned (&words)[kMatrices]) {
   const int lane = emulation::lane();
@@ -412,10 +421,27 @@ inline void described_channels(unsigned long long descriptor, int row, unsigned 
     std::memcpy(reinterpret_cast<char*>(words) + 2 * static_cast<std::size_t>(k), emulation::place(swapped, 2), 2);
   }
 }
-// wgmma: rows and columns of operands in shared memory, K-major and without swizzle, are what descriptors point at;
-// each thread takes its own sums.
-inline void described_words(unsigned long long descriptor, int row, unsigned (&words)[8]) {
-  if (descriptor >> 62U != 0) return described_channels(descriptor, row, words);
+// The same for neighbours along the sum.
+inline void described_swapped_words(unsigned long long descriptor, int row, unsigned (&words)[8]) {
+  const auto kind = static_cast<unsigned>(descriptor >> 62U);
+  const unsigned row_bytes = kind == 1 ? 128 : kind == 2 ? 64 : 32;
+  const auto start = static_cast<unsigned>(descriptor & 0x3fff) * 16;
+  const auto next_rows = static_cast<unsigned>(descriptor >> 32U & 0x3fff) * 16;
+  if (start % (8 * row_bytes) >= row_bytes) throw std::runtime_error("a descriptor must start in a first row");
+  for (unsigned half = 0; half < 2; ++half) {
+    const auto index = static_cast<unsigned>(row);
+    const unsigned address = start + index / 8 * next_rows + index % 8 * row_bytes + half * 16;
+    const unsigned swapped = address ^ (address >> 3U & (row_bytes - 1) & 0x70U);
+    std::memcpy(words + 4 * half, emulation::place(swapped, 16), 16);
+  }
+}
+// wgmma: rows and columns of operands in shared memory are what descriptors point at, K-major unless they are
+// transposed; each thread takes its own sums.
+template <bool kTransposed>
+void described_words(unsigned long long descriptor, int row, unsigned (&words)[8]) {
+  if (descriptor >> 62U != 0) {
+    return kTransposed ? described_channels(descriptor, row, words) : described_swapped_words(descriptor, row, words);
+  }
   const auto start = static_cast<unsigned>(descriptor & 0x3fff);
   const auto next_slab = static_cast<unsigned>(descriptor >> 16 & 0x3fff);
   const auto next_rows = static_cast<unsigned>(descriptor >> 32 & 0x3fff);
@@ -425,28 +451,12 @@ inline void described_words(unsigned long long descriptor, int row, unsigned (&w
     std::memcpy(words + 4 * slab, emulation::place(cell * 16, 16), 16);
   }
 }
-// The same, with rows of neighbours along the depth, whose columns of 16 bytes are swapped as copy_tensor does.
-inline void described_depth(unsigned long long descriptor, int row, unsigned (&words)[8]) {
-  const auto kind = static_cast<unsigned>(descriptor >> 62U);
-  if (kind == 0) return described_words(descriptor, row, words);
-  const unsigned row_bytes = kind == 1 ? 128 : kind == 2 ? 64 : 32;
-  const auto start = static_cast<unsigned>(descriptor & 0x3fff) * 16;
-  const auto next_rows = static_cast<unsigned>(descriptor >> 32U & 0x3fff) * 16;
-  if (start % (8 * row_bytes) >= row_bytes) throw std::runtime_error("a descriptor must start in a first row");
-  for (unsigned part = 0; part < 2; ++part) {
-    const unsigned address =
-        start + static_cast<unsigned>(row) / 8 * next_rows + static_cast<unsigned>(row) % 8 * row_bytes + part * 16;
-    const unsigned swapped = address ^ (address >> 3U & (row_bytes - 1) & 0x70U);
-    std::memcpy(words + 4 * static_cast<std::size_t>(part), emulation::place(swapped, 16), 16);
-  }
-}
-using Described = void (*)(unsigned long long descriptor, int row, unsigned (&words)[8]);
-template <emulation::Type kType, Described kDescribed, int kColumnTiles>
+template <emulation::Type kType, bool kTransposed, int kColumnTiles>
 void add_products(float (&d)[kColumnTiles][4], int half, const unsigned (&row)[8], unsigned long long b) {
   for (int tile = 0; tile < kColumnTiles; ++tile) {
     for (int side = 0; side < 2; ++side) {
       unsigned column[8];
-      kDescribed(b, tile * 8 + emulation::lane() % 4 * 2 + side, column);
+      described_words<kTransposed>(b, tile * 8 + emulation::lane() % 4 * 2 + side, column);
       double sum = d[tile][2 * half + side];
       for (int k = 0; k < 8 * emulation::kPerWord<kType>; ++k)
         sum += emulation::operand<kType>(row, k) * emulation::operand<kType>(column, k);
@@ -454,24 +464,24 @@ void add_products(float (&d)[kColumnTiles][4], int half, const unsigned (&row)[8
     }
   }
 }
-template <emulation::Type kType, int kColumnTiles>
+template <emulation::Type kType, bool kTransposed = false, int kColumnTiles>
 void multiply_warpgroup(float (&d)[kColumnTiles][4], unsigned long long a, unsigned long long b) {
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   for (int half = 0; half < 2; ++half) {
     unsigned row[8];
-    described_words(a, warp * 16 + emulation::lane() / 4 + 8 * half, row);
-    add_products<kType, described_words>(d, half, row, b);
+    described_words<kTransposed>(a, warp * 16 + emulation::lane() / 4 + 8 * half, row);
+    add_products<kType, kTransposed>(d, half, row, b);
   }
 }
 // The first factor from registers, laid out as mma.m16n8's.
-template <emulation::Type kType, int kColumnTiles>
+template <emulation::Type kType, bool kTransposed = false, int kColumnTiles>
 void multiply_warpgroup(float (&d)[kColumnTiles][4], const unsigned (&a)[4], unsigned long long b) {
   const tconv::test::BlockEmulator::Exchange all({a[0], a[1], a[2], a[3]});
   for (int half = 0; half < 2; ++half) {
     unsigned row[8];
     for (int word = 0; word < 8; ++word)
       row[word] = all.lane(emulation::lane() / 4 * 4 + word % 4)[half + word / 4 * 2];
-    add_products<kType, described_depth>(d, half, row, b);
+    add_products<kType, kTransposed>(d, half, row, b);
   }
 }
 

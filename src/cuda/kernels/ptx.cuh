@@ -35,7 +35,13 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], uns
                : "memory");
 }
 
-// The other way: matrices from registers, each with its rows and columns exchanged; two take the addresses of the first
+// The other way: matrices from registers.
+__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+// The same, each with its rows and columns exchanged; two take the addresses of the first
 // sixteen lanes.
 __device__ __forceinline__ void store_matrices_transposed(unsigned address, const unsigned (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),

@@ -35,6 +35,11 @@ struct TileShape {
   int backs[3];
   int back_step[3];
 
+  // Streams of few output channels: neighbouring outputs along an axis of stride 1 that are phases of one cell, so that
+  // products have as many times the rows. Such cells lie `fold` inputs apart, and phases read the same inputs with taps
+  // that are one apart: backs count from the input that the cell's last output reads with tap 0. Otherwise 1.
+  int fold[3];
+
   // The residues of a block: the whole stride of an axis (then only those with taps own rows, and the others are
   // written as bias), or `span` neighbouring ones.
   int span[3];
@@ -92,6 +97,7 @@ struct TileShape {
   int depth_blocks;  // blocks (of one cluster) that do so, each with its share of the chunks
 
   int slabs;        // 16-byte slabs of channels per chunk, even
+  int item_steps;   // streams: steps of depth (two slabs each) whose fragments a team loads together
   int stage_backs;  // distances of one weight stage
   int unroll;       // of the loop over a stage's products
   bool all_taps;    // every phase of a block has a tap at every distance
@@ -102,9 +108,11 @@ struct TileShape {
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
-  // A gradient's weights whose summed channels are neighbours: the copy engine brings boxes of them from the tensor,
-  // rows of channels with 16-byte columns swapped, as the products read them.
+  // The copy engine brings weights out of a channels-last tensor itself, as boxes of one tap. A gradient's rows of them
+  // hold channels of the sum, which products read as they are. A forward layer's hold channels of its rows: two-byte
+  // ones are multiplied as they come, those that have to be rounded are put into the order of packed ones on their way.
   bool weight_boxes;
+  int box_ring;  // stages of boxes that are put into another order
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -186,19 +194,23 @@ struct TileShape {
   }
 
   // What one step between cells is in the tensor that is read and in the one that is written.
-  constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
-  constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis]; }
+  constexpr int input_step(int axis) const { return gradient ? stride[axis] : fold[axis]; }
+  constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis] * fold[axis]; }
+  constexpr bool folds() const { return fold[0] * fold[1] * fold[2] > 1; }
 
   // Blocks along the output channels of a group, and along the residues of an axis.
   constexpr int channel_blocks() const { return (out_channels + block_channels - 1) / block_channels; }
   constexpr int residue_blocks(int axis) const { return (output_step(axis) + span[axis] - 1) / span[axis]; }
   constexpr int all_residue_blocks() const { return residue_blocks(0) * residue_blocks(1) * residue_blocks(2); }
 
-  // Whether residue `residue` of an axis has a tap at a distance.
-  constexpr bool has_tap(int axis, int residue, int back) const {
-    const int reach = residue + stride[axis] * back * back_step[axis];
-    return residue < stride[axis] && reach % dilation[axis] == 0 && reach / dilation[axis] < kernel[axis];
+  // The tap with which residue `residue` of an axis reads the inputs at a distance; -1: none.
+  constexpr int axis_tap(int axis, int residue, int back) const {
+    const int reach = residue + stride[axis] * back * back_step[axis] - (fold[axis] - 1);
+    const bool exists = reach >= 0 && residue < stride[axis] * fold[axis] && reach % dilation[axis] == 0 &&
+                        reach / dilation[axis] < kernel[axis];
+    return exists ? reach / dilation[axis] : -1;
   }
+  constexpr bool has_tap(int axis, int residue, int back) const { return axis_tap(axis, residue, back) >= 0; }
   // Blocks that compute a part of an axis' phases may have no tap at all at some distances, and skip those.
   constexpr bool skips_backs() const {
     if (gradient || all_backs() > 64) return false;
@@ -253,7 +265,8 @@ struct TileShape {
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
   // Rows that are reordered together, where sums are stored straight from registers; 1: none.
   constexpr int reordered_rows() const {
-    return output_channels_last && store_vector > 2 && depth_blocks == 1 ? 4 * store_vector : 1;
+    const bool reorders = output_channels_last && store_vector > 2 && depth_blocks == 1 && !exchanges_channels();
+    return reorders ? 4 * store_vector : 1;
   }
   // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
   // stores together are spread over as many eights as it takes.
@@ -269,12 +282,15 @@ struct TileShape {
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
-  // Weights that one thread asks the copy engine for; of boxes, warps that are idle otherwise round the words to TF32.
+  // Weights that one thread asks the copy engine for; of a gradient's boxes, warps that are idle otherwise round the
+  // words to TF32, and warps of their own turn a forward layer's into packed ones.
   constexpr bool copies_weights() const { return packed || weight_boxes; }
-  constexpr bool rounds_boxes() const { return weight_boxes && math == TileMath::tf32; }
-  constexpr int stream_threads() const {
-    return !streams ? 0 : copies_weights() || keeps_weights ? kStreamThreads : 2 * kStreamThreads;
-  }
+  constexpr bool rounds_boxes() const { return weight_boxes && gradient && math == TileMath::tf32; }
+  constexpr bool turns_boxes() const { return weight_boxes && !gradient && element_bytes == 4; }
+  constexpr bool multiplies_boxes() const { return weight_boxes && !turns_boxes(); }
+  // Streams: whether warps of their own bring the weights.
+  constexpr bool loads_weights() const { return !packed && !multiplies_boxes() && !keeps_weights; }
+  constexpr int stream_threads() const { return !streams ? 0 : loads_weights() ? 2 * kStreamThreads : kStreamThreads; }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
@@ -285,7 +301,7 @@ struct TileShape {
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
   constexpr int weight_registers() const {
-    if (copies_weights()) return 0;
+    if (!loads_weights()) return 0;
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
@@ -294,13 +310,17 @@ struct TileShape {
     return left < 240 ? left : 240;
   }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
-  constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
+  constexpr int patch(int dimension) const {
+    return dimension == 0 ? tile[0] : (tile[dimension] - 1) * fold[dimension - 1] + 1 + halo(dimension - 1);
+  }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
 
   // Streams: whether a team's tiles of 64 cells lie one step of the line's axis apart, and how many fragments of input
   // a line takes then.
   constexpr bool stacks_tiles() const { return line_axis >= 0 && column_tiles > 8; }
-  constexpr int line_fragments() const { return column_tiles / 8 + line_backs() - 1; }
+  constexpr int line_fragments() const { return (column_tiles / 8 - 1) * tile_fragments() + line_backs(); }
+  // From one tile's fragment to the next one's.
+  constexpr int tile_fragments() const { return line_axis < 0 ? 1 : input_step(line_axis); }
   // From one fragment of a line to the next, in bytes.
   constexpr int line_step() const {
     return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
@@ -401,16 +421,37 @@ struct TileShape {
   // Weights that a gradient's loader puts together itself: neighbours in memory are taps, then channels, or (wide) the
   // other way around, and their cells begin on different banks.
   constexpr bool pads_weights() const { return gradient && !packed && !streams; }
-  // From one slab of channels to the next, and from one row, in 16 bytes.
-  constexpr int weight_row_pitch() const { return weight_boxes ? slabs : 1; }
   constexpr int weight_slab_pitch() const {
-    if (weight_boxes) return 1;
     const int taps = all_backs() < 8 ? all_backs() : 8;
     return rows() + (!pads_weights() ? 0 : wide_weights ? 8 / slabs : taps % 8);
   }
   constexpr int weight_back_pitch() const {
-    if (weight_boxes) return rows() * slabs;
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
+  }
+  // Boxes of weights: a gradient's have a row for each channel of the block, with a chunk's channels; a forward layer's
+  // one for each of a chunk's channels, with a run of the block's.
+  constexpr int weight_run() const {
+    int run = 128 / element_bytes;
+    while (run > 1 && block_channels % run != 0) run /= 2;
+    return run;
+  }
+  constexpr int weight_runs() const { return gradient ? 1 : block_channels / weight_run(); }
+  constexpr int weight_row_bytes() const { return gradient ? slabs * 16 : weight_run() * element_bytes; }
+  constexpr int weight_box_bytes() const { return block_channels / weight_runs() * slabs * 16; }
+  // From what one product reads of a stage to the next step of depth, row tile, and slab or run, in 16 bytes.
+  constexpr int weight_depth_pitch() const {
+    if (!multiplies_boxes()) return 2 * weight_slab_pitch();
+    return gradient ? 2 : weight_row_bytes();
+  }
+  constexpr int weight_tile_pitch() const { return multiplies_boxes() ? row_unit * slabs : row_unit; }
+  constexpr int weight_leading_pitch() const {
+    return multiplies_boxes() ? weight_box_bytes() / 16 : weight_slab_pitch();
+  }
+  // The high word of their descriptors: the step between eights of rows, and how columns are swapped.
+  constexpr unsigned weight_descriptor() const {
+    if (!multiplies_boxes()) return 8;
+    const unsigned kind = weight_row_bytes() == 128 ? 1 : weight_row_bytes() == 64 ? 2 : 3;
+    return kind << 30 | static_cast<unsigned>(weight_row_bytes() / 2);
   }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
   constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
@@ -421,7 +462,7 @@ struct TileShape {
     return steps < most ? steps : most;
   }
   constexpr int pipeline_bytes() const {
-    return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
+    return input_stages() * input_stage_bytes() + (weight_stages() + box_ring) * weight_stage_bytes();
   }
 
   // The epilogue passes the outputs through shared memory, `turn_channels` of each phase at a time. For rows that leave
@@ -478,16 +519,20 @@ struct TileShape {
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
+  // Sums in the order of the tensor's channels: warps exchange some of them at a time to have whole vectors.
+  static constexpr int kExchanges = 4;
+  constexpr bool exchanges_channels() const { return multiplies_boxes() && !gradient && store_vector > 2; }
+  constexpr int exchange_bytes() const { return exchanges_channels() ? kExchanges * 16 * multiplying_threads() : 0; }
   constexpr int barrier_offset() const {
     const int staged = gathers_vectors()  ? gathered_bytes()
-                       : store_vector > 0 ? 0
+                       : store_vector > 0 ? exchange_bytes()
                                           : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
     if (!streams) return bulk_weights() ? weight_stages() : 0;
-    return 2 * (input_ring + weight_ring) + (rounds_boxes() ? weight_ring : 0);
+    return 2 * (input_ring + weight_ring + box_ring) + (rounds_boxes() ? weight_ring : 0);
   }
   constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.

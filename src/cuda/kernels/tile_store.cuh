@@ -30,13 +30,17 @@ __device__ __forceinline__ void store_vector(float* out, const float (&values)[k
   for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
   ptx::store_words(out, words);
 }
-template <int kCount>
-__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
-  unsigned words[kCount / 2];
+template <int kCount, int kWords>
+__device__ __forceinline__ void pack_vector(const float (&values)[kCount], unsigned (&words)[kWords]) {
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i)
     words[i] = kShape.math == TileMath::f16 ? ptx::pack_f16(values[2 * i], values[2 * i + 1])
                                             : ptx::pack_bf16(values[2 * i], values[2 * i + 1]);
+}
+template <int kCount>
+__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
+  unsigned words[kCount / 2];
+  pack_vector(values, words);
   ptx::store_words(out, words);
 }
 

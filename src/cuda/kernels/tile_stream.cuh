@@ -4,9 +4,10 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine)
-// and how outputs leave (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from
-// the sums in vectors of channels, 3 from the sums of several blocks in vectors of channels).
+// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine
+// for a gradient, 3 for a forward layer, 4 the same to be put into another order) and how outputs leave (kStores: 0
+// through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels, 3
+// from the sums of several blocks in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -16,6 +17,8 @@
 #include "tile_stream_team.cuh"
 #if kWeights == 1
 #include "tile_stream_weights.cuh"
+#elif kWeights >= 3
+#include "tile_stream_tap_boxes.cuh"
 #elif kWeights == 2
 #include "tile_stream_weight_boxes.cuh"
 #endif
@@ -44,7 +47,8 @@ struct StreamReader {
   }
   // Shared-memory descriptors count in 16 bytes: start, and the step between slabs of depth.
   __device__ __forceinline__ unsigned weight_stage() const {
-    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
+    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_leading_pitch()
+                                                                                           << 16;
   }
 
   // One item: multiplies its fragments while those of the next one are loaded.
@@ -52,17 +56,19 @@ struct StreamReader {
                                        int item, int plane = 0) {
     const bool begins_stage = item % kStageItems == 0;
     if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
-    team.add(now, weight_stage(), item);
+    const unsigned weights = weight_stage();
+    team.add(now, weights, item);
     const bool ends_chunk = item + 1 == chunk_items(plane);
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
     if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
-    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
-      const int back = first_back((item + 1) / kSteps);
-      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kSteps);
-      return;
+      const int back = first_back((item + 1) / kLineItems);
+      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kLineItems);
     }
+    team.add_rest(now, weights, item);
+    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
+    if (!ends_chunk) return;
     if (++chunk == kShape.block_chunks()) return;
     give_back_input();
     begin(team, next, plane + 1 == kPlanes ? 0 : plane + 1);
@@ -72,7 +78,7 @@ struct StreamReader {
   // of the one that it holds.
   static __device__ __forceinline__ int chunk_items([[maybe_unused]] int plane) {
 #if kUnevenPlanes
-    return (kUnrolled ? kFixedPlaneTaps[plane] : kPlaneTaps[plane]) * kSteps;
+    return (kUnrolled ? kFixedPlaneTaps[plane] : kPlaneTaps[plane]) * kLineItems;
 #else
     return kItems;
 #endif
@@ -187,7 +193,8 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   const TileParams& params = tile_params(stream);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const unsigned input_ring = ptx::shared_address(shared_memory);
-  const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
+  [[maybe_unused]] const unsigned box_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
+  const unsigned weight_ring = box_ring + kShape.box_ring * kShape.weight_stage_bytes();
   const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
@@ -202,32 +209,30 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
-#if kWeights == 1
+#if kWeights == 1 || kWeights == 4
   if (loader >= kStreamThreads) {
     ptx::give_registers<kShape.weight_registers()>();
-    if (loader == kStreamThreads) prefetch_weights(params);
+    const int thread = loader - kStreamThreads;
     RingPlace<kShape.weight_ring> slot;
+#if kWeights == 4
+    RingPlace<kBoxRing> box;
+    for_each_tile([&](int) { turn_weight_boxes(barriers, box_ring, weight_ring, thread, box, slot); });
+#else
+    if (thread == 0) prefetch_weights(params);
     for_each_tile([&](int tile) {
       const BlockPlace place = block_place(params, tile);
-      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring,
-                          loader - kStreamThreads, slot);
+      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring, thread, slot);
     });
+#endif
     return;
   }
 #endif
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
 #if kWeights == 2
-    if (loader >= 32) {
+    if (kShape.rounds_boxes() && loader >= 32 && loader < kInputThreads) {
       RingPlace<kShape.weight_ring> slot;
-      for_each_tile([&](int tile) {
-        const BlockPlace place = block_place(params, tile);
-        if (loader == kInputThreads) {
-          stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, weight_ring, slot);
-        } else if (kShape.rounds_boxes() && loader < kInputThreads) {
-          round_weight_boxes(barriers, weight_ring, loader - 32, slot);
-        }
-      });
+      for_each_tile([&](int) { round_weight_boxes(barriers, weight_ring, loader - 32, slot); });
       return;
     }
 #endif
@@ -235,13 +240,22 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
-    } else if (kShape.packed && loader == kInputThreads) {
-      ptx::wait_for_previous_kernel();
+    } else if (kShape.copies_weights() && loader == kInputThreads) {
+#if kWeights >= 2
+      RingPlace<kBoxRing> slot;
+      prefetch_weights(params);
+      const auto bring = [&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, box_ring, slot);
+      };
+#else
       RingPlace<kShape.weight_ring> slot;
+      ptx::wait_for_previous_kernel();
       const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);
         stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
       };
+#endif
       if (kShape.keeps_weights) {
         bring(static_cast<int>(blockIdx.x));
       } else {
@@ -266,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
 #if kStores == 1
     OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
 #elif kStores == 2
-    store_directly(VectorStore(params, place.rows, place.cells), team);
+    store_directly(VectorStore(params, place.rows, place.cells, input_ring + kShape.pipeline_bytes()), team);
 #elif kStores == 3
     sync_storing();
     store_gathered(params, place, team, input_ring);

@@ -10,7 +10,9 @@ constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
 constexpr int kRoundingThreads =
     kInputThreads - 32;  // tensor copies: all but the first warp, whose thread asks for them
 
-// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+constexpr int kBoxRing = kShape.turns_boxes() ? kShape.box_ring : kShape.weight_ring;
+
+// Barriers of the rings, in shared memory: a slot is full, and a slot is empty.
 struct StreamBarriers {
   unsigned base;
 
@@ -18,6 +20,11 @@ struct StreamBarriers {
   __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+  // Boxes that are put into another order; those that are multiplied as they come are stages of weights.
+  __device__ __forceinline__ unsigned box_full(int slot) const {
+    return weight_full(kShape.turns_boxes() ? 2 * kShape.weight_ring + slot : slot);
+  }
+  __device__ __forceinline__ unsigned box_empty(int slot) const { return box_full(kBoxRing + slot); }
   // Weights that are there and not rounded yet.
   __device__ __forceinline__ unsigned weight_raw(int slot) const { return weight_full(2 * kShape.weight_ring + slot); }
 
@@ -32,11 +39,16 @@ struct StreamBarriers {
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), kShape.rounds_boxes()     ? kRoundingThreads
-                                           : kShape.copies_weights() ? 1
-                                                                     : kStreamThreads);
+      ptx::init_barrier(weight_full(slot), kShape.rounds_boxes()                        ? kRoundingThreads
+                                           : kShape.packed || kShape.multiplies_boxes() ? 1
+                                                                                        : kStreamThreads);
       if (kShape.rounds_boxes()) ptx::init_barrier(weight_raw(slot), 1);
       ptx::init_barrier(weight_empty(slot), kReaders);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kShape.box_ring; ++slot) {
+      ptx::init_barrier(box_full(slot), 1);
+      ptx::init_barrier(box_empty(slot), kStreamThreads);
     }
     ptx::publish_barriers();
   }
@@ -59,7 +71,7 @@ struct RingPlace {
 // The first element of the box along an axis. It may lie outside the tensor.
 __device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
   return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
-                         : cells.first[1 + axis] - kShape.halo(axis);
+                         : (cells.first[1 + axis] + 1) * kShape.fold[axis] - 1 - kShape.halo(axis);
 }
 // How many elements the first copy of a row begins before the box.
 __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
@@ -73,6 +85,19 @@ __device__ __forceinline__ int chunk_backs([[maybe_unused]] int chunk) {
 #else
   return kShape.all_backs();
 #endif
+}
+
+// Blocks that begin together wait for the same weights at every stage: each asks for a part of all of them at once, so
+// that they come from the L2 cache from then on. By one thread.
+__device__ __forceinline__ void prefetch_weights(const TileParams& params) {
+  constexpr long long kPiece = 4096;
+  if (reinterpret_cast<unsigned long long>(params.weight) % 16 != 0) return;
+  for (long long begin = blockIdx.x * kPiece; begin < params.weight_bytes; begin += gridDim.x * kPiece) {
+    const long long left = (params.weight_bytes - begin) / 16 * 16;
+    if (left > 0)
+      ptx::prefetch_bulk(static_cast<const char*>(params.weight) + begin,
+                         static_cast<unsigned>(left < kPiece ? left : kPiece));
+  }
 }
 
 // One thread asks for all weights.

@@ -9,25 +9,20 @@ constexpr int kRowTiles = kShape.row_tiles;
 constexpr int kColumnTiles = kShape.column_tiles;
 constexpr int kSteps = kShape.slabs / 2;
 constexpr int kLine = kShape.line_backs();
-// Items of a chunk: one step of depth at one distance, or at all distances of a line.
-constexpr int kItems = kShape.all_backs() / kLine * kSteps;
-constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
+// Items of a chunk: one step of depth, or a few, at one distance, or at all distances of a line.
+constexpr int kItemSteps = kShape.item_steps;
+constexpr int kLineItems = kSteps / kItemSteps;
+constexpr int kItems = kShape.all_backs() / kLine * kLineItems;
+constexpr int kStageItems = kShape.stage_backs / kLine * kLineItems;
 // A chunk with fewer of them ends with the same set of registers as the others.
-static_assert(kShape.even_planes() || kSteps % 2 == 0);
+static_assert(kShape.even_planes() || kLineItems % 2 == 0);
+static_assert(kSteps % kItemSteps == 0);
 // Unrolled, an item's place and missing taps are known to the compiler.
 constexpr int kPlanes = kShape.even_planes() ? 1 : kShape.all_plane_groups();
 // Chunks of all residues together take long to compile where products have many columns.
 constexpr int kUnrolledItems =
-    kPlanes == 1 ? kItems * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
+    kPlanes == 1 ? kItems * kItemSteps * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
 constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
-
-// What all descriptors of weights have in common: the step between eights of rows, and how columns are swapped.
-constexpr unsigned long long kDescriptor = static_cast<unsigned long long>(8 * kShape.weight_row_pitch()) << 32 |
-                                           static_cast<unsigned long long>(!kShape.weight_boxes ? 0
-                                                                           : kShape.slabs == 8  ? 1
-                                                                           : kShape.slabs == 4  ? 2
-                                                                                                : 3)
-                                               << 62;
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -61,6 +56,11 @@ struct CellTeam {
   static constexpr int kFragments = kShape.line_fragments();
   // Tiles whose place in the box is kept; the others lie steps along the line from the first.
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
+
+  // Products of an item, and those of them that come before the next fragments are loaded: of long lines, half.
+  static constexpr int kProducts = kLine * kRowTiles * kCellTiles;
+  static constexpr int kFirstProducts =
+      kLine > 2 && kItemSteps == 1 && !kShape.splits() ? (kProducts + 1) / 2 : kProducts;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
   // Where factors are split: the sum of a few products, on its way to `sum`.
@@ -111,18 +111,22 @@ struct CellTeam {
 
   // One for each tile of cells, or for each cell of a line that any of its distances reaches; where factors are split,
   // the small parts after the big ones.
-  using Fragments = unsigned[kShape.weight_parts() * kFragments][4];
+  using Fragments = unsigned[kItemSteps * kShape.weight_parts() * kFragments][4];
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
-  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
-    if constexpr (kShape.window > 1) {
-      load_windows(out, stage, offset, step);
-    } else {
-      load_channels(out, stage, offset, step);
+  // `item` counts those of a line.
+  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int item) const {
+#pragma unroll
+    for (int i = 0; i < kItemSteps; ++i) {
+      if constexpr (kShape.window > 1) {
+        load_windows(out + i * kFragments, stage, offset, item * kItemSteps + i);
+      } else {
+        load_channels(out + i * kFragments, stage, offset, item * kItemSteps + i);
+      }
     }
     if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
   }
-  __device__ __forceinline__ void load_channels(Fragments& out, unsigned stage, int offset, int step) const {
+  __device__ __forceinline__ void load_channels(unsigned (*out)[4], unsigned stage, int offset, int step) const {
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
       if constexpr (kShape.tensor_copies) {
@@ -169,7 +173,7 @@ struct CellTeam {
     for (unsigned& word : out) word = rounded(word);
   }
   // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
-  __device__ __forceinline__ void load_windows(Fragments& out, unsigned stage, int offset, int step) const {
+  __device__ __forceinline__ void load_windows(unsigned (*out)[4], unsigned stage, int offset, int step) const {
     constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
     // Places may be as little as a word apart; of two-byte elements, a window of two is one word.
     constexpr int kPair = 8 / kShape.element_bytes;
@@ -198,8 +202,8 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The products of one item; `weights` is the descriptor of its stage's first row. Of split factors the small products
-  // come first, so that they are not cut off.
+  // The first products of one item; `weights` is the descriptor of its stage's first row. Of split factors, where they
+  // are all of them, the small ones come first, so that they are not cut off.
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
     if constexpr (kShape.splits()) {
@@ -207,9 +211,20 @@ struct CellTeam {
       add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), item);
       add_products(part, cells, 0, weights, item);
     } else {
-      add_products(sum, cells, 0, weights, item);
+#pragma unroll
+      for (int i = 0; i < kItemSteps; ++i)
+        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), item);
     }
     ptx::commit_warpgroup();
+  }
+  // The others. A warp stands still while the tensor cores are busy with products of its own that it has handed over:
+  // what it loads before the last of them arrives in the meantime.
+  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int item) {
+    if constexpr (kFirstProducts < kProducts) {
+      ptx::fence_warpgroup();
+      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, item);
+      ptx::commit_warpgroup();
+    }
   }
 
   // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
@@ -232,22 +247,25 @@ struct CellTeam {
     }
   }
 
-  // With the fragments from `first` on.
-  template <typename Sums>
+  static constexpr unsigned long long kDescriptor = kShape.weight_descriptor();
+  // Products number kBegin to kEnd, with the fragments from `first` on.
+  template <int kBegin = 0, int kEnd = kProducts, typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
                                                       int item) {
 #pragma unroll
     for (int back = 0; back < kLine; ++back) {
-      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
-      const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
-                         item % kSteps * 2 * kShape.weight_slab_pitch();
-      constexpr int kTilePitch = kShape.row_unit * kShape.weight_row_pitch();
+      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kLineItems * kLine + back] : ~0u;
+      const unsigned b = weights + (item % kStageItems / kLineItems * kLine + back) * kShape.weight_back_pitch() +
+                         item % kLineItems * kItemSteps * kShape.weight_depth_pitch();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sums[i][tile], cells[first + i + line_place(back)], kDescriptor | (b + tile * kTilePitch));
+          const int product = (back * kRowTiles + tile) * kCellTiles + i;
+          if (product < kBegin || product >= kEnd) continue;
+          multiply(sums[i][tile], cells[first + i * kShape.tile_fragments() + line_place(back)],
+                   kDescriptor << 32 | (b + tile * kShape.weight_tile_pitch()));
         }
       }
     }

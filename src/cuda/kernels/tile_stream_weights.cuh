@@ -137,19 +137,6 @@ __device__ __forceinline__ const char* first_weight(const TileParams& params, co
              kShape.element_bytes;
 }
 
-// Blocks that begin together wait for the same weights at every stage: each asks for a part of all of them at once, so
-// that they come from the L2 cache from then on. By one thread.
-__device__ __forceinline__ void prefetch_weights(const TileParams& params) {
-  constexpr long long kPiece = 4096;
-  if (reinterpret_cast<unsigned long long>(params.weight) % 16 != 0) return;
-  for (long long begin = blockIdx.x * kPiece; begin < params.weight_bytes; begin += gridDim.x * kPiece) {
-    const long long left = (params.weight_bytes - begin) / 16 * 16;
-    if (left > 0)
-      ptx::prefetch_bulk(static_cast<const char*>(params.weight) + begin,
-                         static_cast<unsigned>(left < kPiece ? left : kPiece));
-  }
-}
-
 // Brings the weights of one tile of outputs, stage after stage.
 __device__ __forceinline__ void load_stream_weights(const TileParams& params, const BlockRows& rows, int rank,
                                                     const StreamBarriers& barriers, unsigned ring, int thread,

@@ -11,9 +11,8 @@ constexpr int phase_tap(const TileShape& shape, const int (&first_residue)[3], c
   int index = 0;
   for (int axis = 0; axis < 3; ++axis) {
     const int residue = first_residue[axis] + shape.residue_of(axis, slot[axis]);
-    const int reach = residue + shape.stride[axis] * backs[axis] * shape.back_step[axis];
-    const int tap = reach / shape.dilation[axis];
-    exists = exists && residue < shape.stride[axis] && tap * shape.dilation[axis] == reach && tap < shape.kernel[axis];
+    const int tap = shape.axis_tap(axis, residue, backs[axis]);
+    exists = exists && tap >= 0;
     index = index * shape.kernel[axis] + tap;
   }
   return exists ? index : -1;
@@ -51,8 +50,8 @@ constexpr int gradient_tap(const TileShape& shape, const PlaneGroup& group, int 
     if (shape.plane_groups(axis) > 1) {
       const int residue = shape.group_residue(axis, group.at[axis]) + at[axis] / shape.backs[axis];
       const int back = at[axis] % shape.backs[axis];
-      exists = exists && shape.has_tap(axis, residue, back);
-      tap = (residue + shape.stride[axis] * back * shape.back_step[axis]) / shape.dilation[axis];
+      tap = shape.axis_tap(axis, residue, back);
+      exists = exists && tap >= 0;
     }
     found = found * shape.kernel[axis] + tap;
   }
