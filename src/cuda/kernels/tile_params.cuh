@@ -296,7 +296,7 @@ struct TileShape {
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
   constexpr int loading_registers() const {
-    if (tensor_copies) return rounds_boxes() ? 56 : 40;
+    if (tensor_copies) return !rounds_boxes() ? 40 : registers_at_start() > 64 ? 64 : 56;
     const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
