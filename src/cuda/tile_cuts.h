@@ -45,6 +45,10 @@ bool may_pack(const TileShape& shape, const Problem& problem);
 std::vector<std::array<int, 3>> span_choices(const TileShape& base);
 std::vector<int> channel_choices(const TileShape& base);
 
+// Axes along which pairs of neighbouring outputs may be phases of a cell, -1 for none, and the shape with such pairs.
+std::vector<int> fold_axes(const Problem& problem, const TileShape& base);
+TileShape folded(TileShape shape, int axis);
+
 // How the copy engine would see a gradient's weights, a row of summed channels for each of the tensor's first channels,
 // `row_stride` elements apart; the address doesn't matter here.
 TensorBoxes weight_boxes_of(const TileShape& shape, std::int64_t groups, std::int64_t row_stride);
