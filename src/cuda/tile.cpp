@@ -45,7 +45,7 @@ std::string initialiser(const TileShape& s) {
   text += number(s.slabs) + number(s.item_steps) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", " +
           text_of(s.keeps_weights) + ", ";
-  text += number(s.weight_vector) + list(s.weight_steps) + ", " + text_of(s.weight_boxes) + ", " + number(s.box_ring);
+  text += number(s.weight_vector) + list(s.weight_steps) + ", " + text_of(s.weight_boxes) + ", ";
   text += std::string(text_of(s.input_channels_last)) + ", " + text_of(s.wide_input) + ", " + text_of(s.tensor_copies) +
           ", " + text_of(s.output_channels_last) + ", " + text_of(s.wide_weights);
   return text + "}";
@@ -180,7 +180,7 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
-    const int weights = shape.packed ? 0 : !shape.weight_boxes ? 1 : shape.gradient ? 2 : shape.turns_boxes() ? 4 : 3;
+    const int weights = shape.packed ? 0 : !shape.weight_boxes ? 1 : shape.gradient ? 2 : 3;
     source.config += "#define kWeights " + std::to_string(weights) + "\n";
     if (weights == 1) source.config += weight_places(shape);
     if (weights > 1) source.config += shape.gradient ? plane_taps(shape) : phase_taps(shape);
@@ -191,7 +191,7 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
                       : shape.store_vector > 0  ? "2"
                                                 : "0") +
                      "\n";
-    source.config += wgmma_from_registers(shape.math, shape.row_unit, shape.multiplies_boxes() && !shape.gradient);
+    source.config += wgmma_from_registers(shape.math, shape.row_unit, shape.weight_boxes && !shape.gradient);
   } else if (shape.warpgroup) {
     source.config += wgmma_function(shape.math, 8 * shape.column_tiles);
   }

@@ -55,10 +55,6 @@ double read_per_weight(const TileShape& shape) {
 // What the warps take that bring a block's weights in place: loads after loads, and instructions for each cell.
 double weight_loading_cycles(const TileShape& shape) {
   if (!shape.loads_weights()) return 0;
-  if (shape.turns_boxes()) {
-    const double cells = static_cast<double>(shape.weight_stage_bytes()) / 16 / kStreamThreads;
-    return shape.block_chunks() * shape.stages_per_chunk() * (100 + 40 * cells);
-  }
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;

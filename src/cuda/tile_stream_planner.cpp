@@ -207,9 +207,9 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
-    const int least = shape.packed || shape.multiplies_boxes() ? kLeastRegisters
-                      : shape.keeps_weights                    ? kLeastRegistersToKeep
-                                                               : kLeastRegistersInPlace;
+    const int least = shape.copies_weights() ? kLeastRegisters
+                      : shape.keeps_weights  ? kLeastRegistersToKeep
+                                             : kLeastRegistersInPlace;
     if (at_start < least) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
@@ -231,7 +231,6 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     const int most_inputs = shape.stays ? most_slots : std::min(most_slots, shape.block_chunks());
     shape.input_ring = std::min(2, most_inputs);
     shape.weight_ring = 2;
-    shape.box_ring = shape.turns_boxes() ? 2 : 0;
     if (shape.keeps_weights) {
       shape.weight_ring = shape.block_chunks() * shape.stages_per_chunk();
       if (!shape.stays || shape.weight_ring > kMostKeptStages) continue;
@@ -240,10 +239,10 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     if (shape.shared_bytes() > room) continue;
     for (bool grew = true; grew;) {
       grew = false;
-      for (int* const ring : {&shape.weight_ring, &shape.input_ring, &shape.box_ring}) {
+      for (int* const ring : {&shape.weight_ring, &shape.input_ring}) {
         const bool is_kept = ring == &shape.weight_ring && shape.keeps_weights;
         const int limit = ring == &shape.input_ring ? most_inputs : most_slots;
-        if (*ring == 0 || *ring >= limit || is_kept) continue;
+        if (*ring >= limit || is_kept) continue;
         ++*ring;
         grew = shape.shared_bytes() <= room || grew;
         if (shape.shared_bytes() > room) --*ring;
@@ -361,7 +360,7 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
             cut.keeps_weights = keeps;
             if (way == WeightsCome::in_place && !set_weights_in_place(cut, problem, aligned)) return false;
             if (way == WeightsCome::in_boxes && !set_weight_boxes(cut, problem, aligned)) return false;
-            if (keeps && (cut.turns_boxes() || cut.rounds_boxes())) return false;
+            if (keeps && cut.rounds_boxes()) return false;
             const bool alone = way == WeightsCome::in_boxes && blocks <= device.multiprocessors;
             if (!complete_stream(cut, device, alone) || (cut.packed && !may_pack(cut, problem))) return false;
             if (cut.weight_boxes && !fits_weight_boxes(cut, problem, device)) return false;
@@ -369,8 +368,7 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
             return true;
           };
           add(WeightsCome::packed, false);
-          const bool boxes = few_blocks || shape.element_bytes == 2 || shape.gradient;
-          const bool boxed = boxes && add(WeightsCome::in_boxes, false);
+          const bool boxed = add(WeightsCome::in_boxes, false);
           if (few_blocks && !boxed) add(WeightsCome::in_place, false);
           if (may_keep && !(boxed && add(WeightsCome::in_boxes, true)) && !add(WeightsCome::in_place, true))
             add(WeightsCome::packed, true);

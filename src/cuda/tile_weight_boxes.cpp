@@ -43,9 +43,10 @@ bool has_gradient_boxes(const TileShape& shape, const Problem& problem) {
 bool has_forward_boxes(const TileShape& shape, const Problem& problem) {
   constexpr int kMostPlaces = 4096;  // in constant memory
   constexpr int kMostTaps = 1 << 10;
-  if (problem.weight_strides[1] != 1 || shape.block_channels % 16 != 0) return false;
-  // Two-byte sums have the order of the tensor, and are exchanged for vectors of eight channels.
-  if (shape.element_bytes == 2 && shape.store_vector > 2 && shape.store_vector != shape.vector()) return false;
+  // Words of fp32 would have to be rounded and turned on their way: that was slower than loads by threads.
+  if (shape.element_bytes != 2 || problem.weight_strides[1] != 1 || shape.block_channels % 16 != 0) return false;
+  // Sums have the order of the tensor, and are exchanged for vectors of eight channels.
+  if (shape.store_vector > 2 && shape.store_vector != shape.vector()) return false;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
     if (shape.kernel[a] >= kMostTaps) return false;

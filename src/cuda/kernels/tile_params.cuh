@@ -108,11 +108,9 @@ struct TileShape {
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
-  // The copy engine brings weights out of a channels-last tensor itself, as boxes of one tap. A gradient's rows of them
-  // hold channels of the sum, which products read as they are. A forward layer's hold channels of its rows: two-byte
-  // ones are multiplied as they come, those that have to be rounded are put into the order of packed ones on their way.
+  // The copy engine brings weights out of a channels-last tensor itself, as boxes of one tap, which products read as they
+  // are: rows of a gradient's hold channels of the sum, those of a forward layer's (of two bytes) channels of its rows.
   bool weight_boxes;
-  int box_ring;  // stages of boxes that are put into another order
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -283,13 +281,11 @@ struct TileShape {
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
   // Weights that one thread asks the copy engine for; of a gradient's boxes, warps that are idle otherwise round the
-  // words to TF32, and warps of their own turn a forward layer's into packed ones.
+  // words to TF32.
   constexpr bool copies_weights() const { return packed || weight_boxes; }
   constexpr bool rounds_boxes() const { return weight_boxes && gradient && math == TileMath::tf32; }
-  constexpr bool turns_boxes() const { return weight_boxes && !gradient && element_bytes == 4; }
-  constexpr bool multiplies_boxes() const { return weight_boxes && !turns_boxes(); }
   // Streams: whether warps of their own bring the weights.
-  constexpr bool loads_weights() const { return !packed && !multiplies_boxes() && !keeps_weights; }
+  constexpr bool loads_weights() const { return !copies_weights() && !keeps_weights; }
   constexpr int stream_threads() const { return !streams ? 0 : loads_weights() ? 2 * kStreamThreads : kStreamThreads; }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
@@ -440,16 +436,14 @@ struct TileShape {
   constexpr int weight_box_bytes() const { return block_channels / weight_runs() * slabs * 16; }
   // From what one product reads of a stage to the next step of depth, row tile, and slab or run, in 16 bytes.
   constexpr int weight_depth_pitch() const {
-    if (!multiplies_boxes()) return 2 * weight_slab_pitch();
+    if (!weight_boxes) return 2 * weight_slab_pitch();
     return gradient ? 2 : weight_row_bytes();
   }
-  constexpr int weight_tile_pitch() const { return multiplies_boxes() ? row_unit * slabs : row_unit; }
-  constexpr int weight_leading_pitch() const {
-    return multiplies_boxes() ? weight_box_bytes() / 16 : weight_slab_pitch();
-  }
+  constexpr int weight_tile_pitch() const { return weight_boxes ? row_unit * slabs : row_unit; }
+  constexpr int weight_leading_pitch() const { return weight_boxes ? weight_box_bytes() / 16 : weight_slab_pitch(); }
   // The high word of their descriptors: the step between eights of rows, and how columns are swapped.
   constexpr unsigned weight_descriptor() const {
-    if (!multiplies_boxes()) return 8;
+    if (!weight_boxes) return 8;
     const unsigned kind = weight_row_bytes() == 128 ? 1 : weight_row_bytes() == 64 ? 2 : 3;
     return kind << 30 | static_cast<unsigned>(weight_row_bytes() / 2);
   }
@@ -462,7 +456,7 @@ struct TileShape {
     return steps < most ? steps : most;
   }
   constexpr int pipeline_bytes() const {
-    return input_stages() * input_stage_bytes() + (weight_stages() + box_ring) * weight_stage_bytes();
+    return input_stages() * input_stage_bytes() + weight_stages() * weight_stage_bytes();
   }
 
   // The epilogue passes the outputs through shared memory, `turn_channels` of each phase at a time. For rows that leave
@@ -521,7 +515,7 @@ struct TileShape {
   constexpr bool bulk_weights() const { return warpgroup && packed; }
   // Sums in the order of the tensor's channels: warps exchange some of them at a time to have whole vectors.
   static constexpr int kExchanges = 4;
-  constexpr bool exchanges_channels() const { return multiplies_boxes() && !gradient && store_vector > 2; }
+  constexpr bool exchanges_channels() const { return weight_boxes && !gradient && store_vector > 2; }
   constexpr int exchange_bytes() const { return exchanges_channels() ? kExchanges * 16 * multiplying_threads() : 0; }
   constexpr int barrier_offset() const {
     const int staged = gathers_vectors()  ? gathered_bytes()
@@ -532,7 +526,7 @@ struct TileShape {
   }
   constexpr int barriers() const {
     if (!streams) return bulk_weights() ? weight_stages() : 0;
-    return 2 * (input_ring + weight_ring + box_ring) + (rounds_boxes() ? weight_ring : 0);
+    return 2 * (input_ring + weight_ring) + (rounds_boxes() ? weight_ring : 0);
   }
   constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.

@@ -193,8 +193,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
   const TileParams& params = tile_params(stream);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const unsigned input_ring = ptx::shared_address(shared_memory);
-  [[maybe_unused]] const unsigned box_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
-  const unsigned weight_ring = box_ring + kShape.box_ring * kShape.weight_stage_bytes();
+  const unsigned weight_ring = input_ring + kShape.input_ring * kShape.input_stage_bytes();
   const StreamBarriers barriers{input_ring + kShape.barrier_offset()};
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
@@ -209,22 +208,19 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
-#if kWeights == 1 || kWeights == 4
-  if (loader >= kStreamThreads) {
-    ptx::give_registers<kShape.weight_registers()>();
-    const int thread = loader - kStreamThreads;
-    RingPlace<kShape.weight_ring> slot;
-#if kWeights == 4
-    RingPlace<kBoxRing> box;
-    for_each_tile([&](int) { turn_weight_boxes(barriers, box_ring, weight_ring, thread, box, slot); });
-#else
-    if (thread == 0) prefetch_weights(params);
-    for_each_tile([&](int tile) {
-      const BlockPlace place = block_place(params, tile);
-      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring, thread, slot);
-    });
-#endif
-    return;
+#if kWeights == 1
+  if constexpr (kShape.loads_weights()) {
+    if (loader >= kStreamThreads) {
+      ptx::give_registers<kShape.weight_registers()>();
+      const int thread = loader - kStreamThreads;
+      RingPlace<kShape.weight_ring> slot;
+      if (thread == 0) prefetch_weights(params);
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring, thread, slot);
+      });
+      return;
+    }
   }
 #endif
   if (loader >= 0) {
@@ -242,11 +238,11 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
     } else if (kShape.copies_weights() && loader == kInputThreads) {
 #if kWeights >= 2
-      RingPlace<kBoxRing> slot;
+      RingPlace<kShape.weight_ring> slot;
       prefetch_weights(params);
       const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);
-        stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, box_ring, slot);
+        stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, weight_ring, slot);
       };
 #else
       RingPlace<kShape.weight_ring> slot;

@@ -10,8 +10,6 @@ constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
 constexpr int kRoundingThreads =
     kInputThreads - 32;  // tensor copies: all but the first warp, whose thread asks for them
 
-constexpr int kBoxRing = kShape.turns_boxes() ? kShape.box_ring : kShape.weight_ring;
-
 // Barriers of the rings, in shared memory: a slot is full, and a slot is empty.
 struct StreamBarriers {
   unsigned base;
@@ -20,11 +18,6 @@ struct StreamBarriers {
   __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
-  // Boxes that are put into another order; those that are multiplied as they come are stages of weights.
-  __device__ __forceinline__ unsigned box_full(int slot) const {
-    return weight_full(kShape.turns_boxes() ? 2 * kShape.weight_ring + slot : slot);
-  }
-  __device__ __forceinline__ unsigned box_empty(int slot) const { return box_full(kBoxRing + slot); }
   // Weights that are there and not rounded yet.
   __device__ __forceinline__ unsigned weight_raw(int slot) const { return weight_full(2 * kShape.weight_ring + slot); }
 
@@ -39,16 +32,11 @@ struct StreamBarriers {
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), kShape.rounds_boxes()                        ? kRoundingThreads
-                                           : kShape.packed || kShape.multiplies_boxes() ? 1
-                                                                                        : kStreamThreads);
+      ptx::init_barrier(weight_full(slot), kShape.rounds_boxes()     ? kRoundingThreads
+                                           : kShape.copies_weights() ? 1
+                                                                     : kStreamThreads);
       if (kShape.rounds_boxes()) ptx::init_barrier(weight_raw(slot), 1);
       ptx::init_barrier(weight_empty(slot), kReaders);
-    }
-#pragma unroll
-    for (int slot = 0; slot < kShape.box_ring; ++slot) {
-      ptx::init_barrier(box_full(slot), 1);
-      ptx::init_barrier(box_empty(slot), kStreamThreads);
     }
     ptx::publish_barriers();
   }

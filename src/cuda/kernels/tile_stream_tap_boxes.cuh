@@ -10,7 +10,7 @@
 // By one thread.
 __device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, const BlockRows& rows, int rank,
                                                     const StreamBarriers& barriers, unsigned ring,
-                                                    RingPlace<kBoxRing>& place) {
+                                                    RingPlace<kShape.weight_ring>& place) {
   constexpr int kSlots = kShape.all_slots();
 #pragma unroll 1
   for (int index = 0; index < kShape.block_chunks(); ++index) {
@@ -18,11 +18,11 @@ __device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, 
     const int summed = rows.group * kShape.channels + chunk * kShape.chunk_channels();
 #pragma unroll 1
     for (int stage = 0; stage < kShape.stages_per_chunk(); ++stage) {
-      const unsigned full = barriers.box_full(place.slot);
+      const unsigned full = barriers.weight_full(place.slot);
       unsigned target = ring + place.slot * kShape.weight_stage_bytes();
       const int first = stage * kShape.stage_backs;
       const int backs = min(kShape.stage_backs, kShape.all_backs() - first);
-      ptx::wait_barrier(barriers.box_empty(place.slot), place.parity ^ 1);
+      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
       ptx::expect_bytes(full, kStageBoxes[stage] * kShape.weight_runs() * kShape.weight_box_bytes());
 #pragma unroll 1
       for (int i = 0; i < backs * kSlots; ++i) {
@@ -39,57 +39,3 @@ __device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, 
     }
   }
 }
-
-#if kWeights == 4
-// Puts boxes into the order of packed stages, rounded, by a warpgroup that does nothing else. A thread takes
-// four channels of the sum by four of the rows at a time.
-__device__ __forceinline__ void turn_weight_boxes(const StreamBarriers& barriers, unsigned boxes, unsigned ring,
-                                                  int thread, RingPlace<kBoxRing>& box,
-                                                  RingPlace<kShape.weight_ring>& place) {
-  constexpr int kStageBytes = kShape.weight_stage_bytes();
-  constexpr int kAcross = kShape.weight_run() / 4;  // of a row of shared memory
-  constexpr int kRowBytes = kShape.weight_row_bytes();
-  constexpr int kOfRun = kAcross * kShape.slabs;
-  constexpr int kOfBack = kOfRun * kShape.weight_runs() * kShape.all_slots();
-#pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
-#pragma unroll 1
-    for (int back = 0; back < kShape.all_backs(); back += kShape.stage_backs) {
-      const int count = min(kShape.stage_backs, kShape.all_backs() - back) * kOfBack;
-      const unsigned from = boxes + box.slot * kStageBytes;
-      const unsigned to = ring + place.slot * kStageBytes;
-      ptx::wait_barrier(barriers.box_full(box.slot), box.parity);
-      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
-#pragma unroll 2
-      for (int i = thread; i < count; i += kStreamThreads) {
-        const int quad = i % kAcross;
-        const int slab = i / kAcross % kShape.slabs;
-        const int run = i / kOfRun;  // of all distances and slots
-        unsigned words[4][4];
-#pragma unroll
-        for (int channel = 0; channel < 4; ++channel) {
-          const unsigned row = from + run * kShape.weight_box_bytes() + (slab * 4 + channel) * kRowBytes;
-          const unsigned address = row + quad * 16;
-          ptx::load_shared<16>(address ^ (address >> 3 & (kRowBytes - 1) & 0x70), words[channel]);
-        }
-        const int channel = run % kShape.weight_runs() * kShape.weight_run() + quad * 4;
-        const int slot = run / kShape.weight_runs() % kShape.all_slots();
-        const unsigned first =
-            i / kOfBack * kShape.weight_back_pitch() + slab * kShape.weight_slab_pitch() + slot * kShape.block_channels;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          Cell cell;
-#pragma unroll
-          for (int k = 0; k < 4; ++k) cell.word[k] = words[k][j];
-          ptx::store_16(to + (first + kShape.row_of_channel(channel + j)) * 16, rounded(cell));
-        }
-      }
-      ptx::fence_for_async_proxy();
-      ptx::arrive(barriers.weight_full(place.slot));
-      ptx::arrive(barriers.box_empty(box.slot));
-      place.advance();
-      box.advance();
-    }
-  }
-}
-#endif
