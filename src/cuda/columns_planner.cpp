@@ -337,7 +337,8 @@ std::string why_rather_no_columns(const Problem& problem, const DeviceProperties
   // Blocks read all weights again for other cells.
   const bool many = weights >= kMostWeights / 2;
   std::int64_t most_cells = many ? 256 : 64;
-  // Channels-last, streaming tiles read weights in place as well, by whole vectors or boxes: less is left to this family.
+  // Channels-last, streaming tiles read weights in place as well, by whole vectors or boxes: less is left to this
+  // family.
   const bool streams = device.arch == 90 && device.has_wgmma && problem.input_strides[1] == 1;
   if (streams && !many) most_cells = 8;
   if (streams && many && problem.dtype == DType::f32) most_cells = 64;

@@ -173,4 +173,28 @@ std::vector<int> channel_choices(const TileShape& base) {
   return choices;
 }
 
+// A product of 16 rows or fewer takes nearly as long as one of 32: of few output channels that leaves tensor cores
+// idle, and phases share them at the price of products by zeros at both ends of the kernel, which pays for long ones.
+// Each output's sum keeps its order; in strict arithmetic only along the line, whose sums are added up as a whole.
+std::vector<int> fold_axes(const Problem& problem, const TileShape& base) {
+  constexpr int kMostChannels = 16;
+  constexpr int kLeastKernel = 5;
+  std::vector<int> axes = {-1};
+  const bool strided = base.stride[0] * base.stride[1] * base.stride[2] > 1;
+  if (base.gradient || strided || base.depth_blocks > 1 || base.out_channels > kMostChannels) return axes;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const Axis& axis = problem.axes[a];
+    const bool keeps_order = base.math != TileMath::fp32x3 || a == base.line_axis;
+    if (axis.dilation == 1 && axis.kernel >= kLeastKernel && axis.output() > 2 && keeps_order) axes.push_back(a);
+  }
+  return axes;
+}
+
+TileShape folded(TileShape shape, int axis) {
+  if (axis < 0) return shape;
+  shape.fold[axis] = 2;
+  ++shape.backs[axis];
+  return shape;
+}
+
 }  // namespace tconv::cuda

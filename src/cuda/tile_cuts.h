@@ -46,6 +46,10 @@ bool may_pack(const TileShape& shape, const Problem& problem);
 std::vector<std::array<int, 3>> span_choices(const TileShape& base);
 std::vector<int> channel_choices(const TileShape& base);
 
+// Axes along which pairs of neighbouring outputs may be phases of a cell, -1 for none, and the shape with such pairs.
+std::vector<int> fold_axes(const Problem& problem, const TileShape& base);
+TileShape folded(TileShape shape, int axis);
+
 // How outputs leave a streaming block that is cut already: what is stored at once, and how it passes shared memory.
 void set_stores(const Problem& problem, TileShape& shape, bool aligned);
 

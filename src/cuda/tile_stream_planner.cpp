@@ -311,31 +311,6 @@ void add_candidate(const Problem& problem, const DeviceProperties& device, const
   candidates.push_back(candidate);
 }
 
-// Axes along which pairs of neighbouring outputs may be phases of a cell; -1: none. A product of 16 rows or fewer takes
-// nearly as long as one of 32: of few output channels that leaves tensor cores idle, and phases share them at the price
-// of products by zeros at both ends of the kernel, which pays for long ones. Each output's sum keeps its order, also
-// where short sums are added up, which are those of a line.
-std::vector<int> fold_axes(const Problem& problem, const TileShape& base) {
-  constexpr int kMostChannels = 16;
-  constexpr int kLeastKernel = 5;
-  std::vector<int> axes = {-1};
-  const bool strided = base.stride[0] * base.stride[1] * base.stride[2] > 1;
-  if (base.gradient || strided || base.depth_blocks > 1 || base.out_channels > kMostChannels) return axes;
-  for (int a = 0; a < kSpatialAxes; ++a) {
-    const Axis& axis = problem.axes[a];
-    const bool splits_elsewhere = base.math == TileMath::fp32x3 && a != base.line_axis;
-    if (axis.dilation == 1 && axis.kernel >= kLeastKernel && axis.output() > 2 && !splits_elsewhere) axes.push_back(a);
-  }
-  return axes;
-}
-
-TileShape folded(TileShape shape, int axis) {
-  if (axis < 0) return shape;
-  shape.fold[axis] = 2;
-  ++shape.backs[axis];
-  return shape;
-}
-
 void add_cuts(const Problem& problem, const DeviceProperties& device, const TileShape& base, bool aligned,
               std::vector<TileCandidate>& candidates) {
   const auto stacked = [&](const TileShape& shape) {
