@@ -70,10 +70,11 @@ bool set_weight_boxes(TileShape& shape, const Problem& problem, bool aligned) {
 
 bool fits_weight_boxes(const TileShape& shape, const Problem& problem, const DeviceProperties& device) {
   // Two warps round what a block reads: not as fast as many cells are multiplied with many rows, tile after tile.
-  constexpr int kMostRoundedRows = 96;
+  // (Packed copies for residues that differ in taps have gaps.)
+  const int most_rounded_rows = shape.even_planes() ? 96 : 128;
   constexpr int kMostRoundedWaves = 2;
   constexpr int kTurn = 64;  // vectors that these warps take at once
-  if (shape.rounds_boxes() && (shape.weight_back_pitch() % kTurn != 0 || shape.rows() > kMostRoundedRows ||
+  if (shape.rounds_boxes() && (shape.weight_back_pitch() % kTurn != 0 || shape.rows() > most_rounded_rows ||
                                tile_blocks(shape, problem) > kMostRoundedWaves * device.multiprocessors))
     return false;
   if (shape.gradient && (shape.rows() != shape.block_channels || shape.out_channels % shape.reordered_rows() != 0 ||
