@@ -296,8 +296,9 @@ struct TileShape {
     const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
+  // Of a thread that brings weights: warps of their own, or (kept ones) those that multiply later, in passing.
   constexpr int weight_registers() const {
-    if (!loads_weights()) return 0;
+    if (packed || multiplies_boxes()) return 0;
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
