@@ -369,7 +369,8 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
             return true;
           };
           add(WeightsCome::packed, false);
-          const bool boxes = few_blocks || shape.element_bytes == 2 || shape.gradient;
+          // Turned into packed ones by every block, boxes take as much of shared memory as the products do.
+          const bool boxes = shape.element_bytes == 2 || shape.gradient || blocks <= device.multiprocessors;
           const bool boxed = boxes && add(WeightsCome::in_boxes, false);
           if (few_blocks && !boxed) add(WeightsCome::in_place, false);
           if (may_keep && !(boxed && add(WeightsCome::in_boxes, true)) && !add(WeightsCome::in_place, true))
