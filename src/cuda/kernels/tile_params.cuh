@@ -301,7 +301,7 @@ struct TileShape {
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
   constexpr int weight_registers() const {
-    if (!loads_weights()) return 0;
+    if (packed || multiplies_boxes()) return 0;
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
