@@ -163,7 +163,8 @@ std::string phase_taps(const TileShape& shape) {
   }
   std::string counts;
   for (const int count : boxes) counts += std::to_string(count) + ", ";
-  return "__constant__ int kWeightTaps[] = {" + taps + "};\n__constant__ int kStageBoxes[] = {" + counts + "};\n";
+  return "constexpr int kFixedWeightTaps[] = {" + taps + "};\nconstexpr int kFixedStageBoxes[] = {" + counts +
+         "};\n__constant__ int kWeightTaps[] = {" + taps + "};\n__constant__ int kStageBoxes[] = {" + counts + "};\n";
 }
 
 KernelSource source_of(const TileShape& shape, const char* file, const char* entry) {

@@ -126,9 +126,10 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
                           0.48 * outputs * shape.element_bytes * gaps) /
                          (shape.copies_weights() || shape.keeps_weights ? 64 : 30);
   // A block alone on its multiprocessor has nobody who multiplies while it stores; where weights are kept, its teams
-  // go on by themselves. Vectors of channels leave without a turn through shared memory.
+  // go on by themselves. Two-byte channels-last blocks of two teams were the faster ones.
   const int others = (shape.keeps_weights ? shape.column_teams : shape.blocks_per_multiprocessor) - 1;
-  const double alone = others == 0 && !shape.tensor_copies ? 1.25 : others == 1 && shape.keeps_weights ? 1.08 : 1.0;
+  const bool short_stores = shape.tensor_copies && shape.element_bytes == 2;
+  const double alone = others == 0 && !short_stores ? 1.25 : others == 1 && shape.keeps_weights ? 1.08 : 1.0;
   const double turns = static_cast<double>(shape.block_channels) / shape.turn_channels();
   const bool in_rows = !shape.gradient && !shape.output_channels_last;  // what images were fitted to
   const bool image = in_rows && shape.image_row > 0;

@@ -2,7 +2,9 @@
 // rows of up to 128 bytes with channels of the block's rows, one for each summed channel.
 //
 // The config defines kWeightTaps: for each distance and slot, where the tap stands in the kernel (ten bits each, the
-// width's lowest) or -1, and kStageBoxes: for each stage, how many of them there are.
+// width's lowest) or -1, and kStageBoxes: for each stage, how many of them there are. Each of these twice: where a
+// chunk's boxes are unrolled, places are known when it is compiled, and one copy does not wait for the next one's
+// place.
 #pragma once
 
 #include "tile_stream_load.cuh"
@@ -12,22 +14,25 @@ __device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, 
                                                     const StreamBarriers& barriers, unsigned ring,
                                                     RingPlace<kShape.weight_ring>& place) {
   constexpr int kSlots = kShape.all_slots();
+  constexpr int kStages = kShape.stages_per_chunk();
+  constexpr bool kKnown = kShape.all_backs() * kSlots * kShape.weight_runs() <= 16;
 #pragma unroll 1
   for (int index = 0; index < kShape.block_chunks(); ++index) {
     const int chunk = rank * kShape.block_chunks() + index;
     const int summed = rows.group * kShape.channels + chunk * kShape.chunk_channels();
-#pragma unroll 1
-    for (int stage = 0; stage < kShape.stages_per_chunk(); ++stage) {
+#pragma unroll(kKnown ? kStages : 1)
+    for (int stage = 0; stage < kStages; ++stage) {
       const unsigned full = barriers.weight_full(place.slot);
       unsigned target = ring + place.slot * kShape.weight_stage_bytes();
       const int first = stage * kShape.stage_backs;
       const int backs = min(kShape.stage_backs, kShape.all_backs() - first);
       ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
-      ptx::expect_bytes(full, kStageBoxes[stage] * kShape.weight_runs() * kShape.weight_box_bytes());
-#pragma unroll 1
+      const int boxes = (kKnown ? kFixedStageBoxes[stage] : kStageBoxes[stage]) * kShape.weight_runs();
+      ptx::expect_bytes(full, boxes * kShape.weight_box_bytes());
+#pragma unroll(kKnown ? kShape.stage_backs * kSlots : 1)
       for (int i = 0; i < backs * kSlots; ++i) {
-        const int tap = kWeightTaps[first * kSlots + i];
-#pragma unroll 1
+        const int tap = kKnown ? kFixedWeightTaps[first * kSlots + i] : kWeightTaps[first * kSlots + i];
+#pragma unroll(kKnown ? kShape.weight_runs() : 1)
         for (int run = 0; run < kShape.weight_runs(); ++run) {
           const int at[5] = {rows.first_channel + run * kShape.weight_run(), (tap & 1023) + rows.first_residue[2],
                              (tap >> 10 & 1023) + rows.first_residue[1], (tap >> 20) + rows.first_residue[0], summed};
