@@ -155,7 +155,7 @@ void set_depth(const Problem& problem, TileShape& shape) {
   // very few blocks comes in batches (a GAN's first layers): splitting it to fill the chip alone would only make those
   // slower.
   const double steps = std::ceil(static_cast<double>(shape.channels) / (2 * shape.vector())) * products;
-  const double least = shape.output_channels_last ? 512 : 128;
+  const double least = !shape.output_channels_last ? 128 : shape.element_bytes == 2 ? 512 : 256;
   for (const int share : {2, 4}) {
     const bool fills = blocks * share <= 160 && steps / share >= least;
     const bool has_long_sums = blocks * share <= 400 && steps / share >= 512;

@@ -298,7 +298,7 @@ struct TileShape {
   }
   // Of a thread that brings weights: warps of their own, or (kept ones) those that multiply later, in passing.
   constexpr int weight_registers() const {
-    if (packed || multiplies_boxes()) return 0;
+    if (copies_weights()) return 0;
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
