@@ -60,6 +60,9 @@ def shapes():
     yield 2, 2, 512, 256, 1, 16, 2, 2, 0, 0, 1
     yield 2, 1, 256, 256, 1, 15, 3, 2, 1, 1, 1
     yield 1, 2, 256, 128, 1, 300, 16, 8, 4, 0, 1
+    # Tiles enough for blocks that keep their weights, in place and packed; pairs of outputs as phases.
+    yield 1, 8, 16, 16, 1, 40000, 5, 1, 2, 0, 1
+    yield 2, 2, 32, 32, 1, 270, 2, 2, 0, 0, 1
 
 
 def run(share: int, shares: int) -> None:
