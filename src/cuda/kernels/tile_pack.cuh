@@ -14,6 +14,13 @@ constexpr int kVector = kShape.vector();
 constexpr int kIns = kSlabs * kVector;
 constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
 
+// Loads that a thread has under way; for sm_120 the assembler would spill so many.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kLoadsAtOnce = 8;
+#else
+constexpr int kLoadsAtOnce = 16;
+#endif
+
 __device__ __forceinline__ void put(Cell* out, const Cell& cell) {
   if constexpr (kShape.splits()) {
     const SplitCell split(cell);
@@ -60,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
     const bool ins_before_taps = params.weight_strides[0] == 1 && kTaps > 1 && !outs_first;
     const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
-#pragma unroll 16
+#pragma unroll kLoadsAtOnce
     for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
       const int tap = outs_first ? i / kShape.block_channels % kTaps : ins_before_taps ? i / kIns % kTaps : i % kTaps;
       const int outer = i / kTaps;
