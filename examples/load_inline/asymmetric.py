@@ -31,8 +31,10 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
         40x64, 240 blocks (1 per multiprocessor), 134 KiB shared, weights in place) [Hopper, TF32]
     forward: tile (1 phases x 40 channels by 1x1x5x21 cells, depth 8x9 of 24x15, streams to warpgroups 1x2x1 of
         40x64, 320 blocks (1 per multiprocessor), 135 KiB shared, weights in place) [Hopper, strict]
+    forward: tile (1 phases x 16 channels by 1x1x6x42 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x128, 432 blocks
+        (1 per multiprocessor), 38 KiB shared, weights in place) [8.0 and later, TF32]
     forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
-        (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
+        (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, strict]
     grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
         blocks (2 per multiprocessor), 52 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (32 channels by 1x1x6x40 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x2x1
@@ -641,17 +643,17 @@ namespace forward_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
+    true, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 28}, 40, true, true, 40, 4, 0, 4,
-    4, 1, 5, 1, true, 132, 0, 1, 0, 0, false, false, 1, 8, 1, 3, 1, 1, 2, 15, 0, true, 1, false, 1, {600, 15, 1},
-    false, true, false, false, false};
+    4, 1, 5, 1, true, 132, 0, 1, 0, 0, false, false, 1, 8, 1, 3, 1, 1, 2, 1, 15, 0, true, 1, false, false, 1, {600,
+    15, 1}, false, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {272, 144, 16, 268, 140, 12, 264, 136, 8, 260, 132, 4, 256, 128, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
-#define kWeightsInPlace 1
+#define kWeights 1
 __constant__ int kWeightPlaces[] = {0, 20, 40, 4, 24, 44, 8, 28, 48, 12, 32, 52, 16, 36, 56, };
 #define kUnevenPlanes 0
 #define kStores 0
@@ -669,7 +671,7 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
-#undef kWeightsInPlace
+#undef kWeights
 #undef kUnevenPlanes
 #undef kStores
 }  // namespace forward_kernel
@@ -715,9 +717,10 @@ namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false,
-    2, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
+    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
+    1, 1}, {1, 1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, 2, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
@@ -733,9 +736,10 @@ namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false,
-    2, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
+    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
+    1, 1}, {1, 1, 1}, {1, 1, 3, 20}, 24, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, 2, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
 __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
@@ -925,17 +929,17 @@ namespace forward_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
+    true, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 21}, 40, true, true, 40, 4, -1,
-    4, 4, 1, 5, 1, true, 132, 0, 1, 0, 0, false, false, 1, 8, 1, 2, 1, 1, 2, 9, 0, true, 1, false, 1, {600, 15, 1},
-    false, true, false, false, false};
+    4, 4, 1, 5, 1, true, 132, 0, 1, 0, 0, false, false, 1, 8, 1, 2, 1, 1, 2, 1, 9, 0, true, 1, false, false, 1,
+    {600, 15, 1}, false, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {240, 128, 16, 236, 124, 12, 232, 120, 8, 228, 116, 4, 224, 112, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {240, 128, 16, 236, 124, 12, 232, 120, 8, 228, 116, 4, 224, 112, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
-#define kWeightsInPlace 1
+#define kWeights 1
 __constant__ int kWeightPlaces[] = {0, 20, 40, 4, 24, 44, 8, 28, 48, 12, 32, 52, 16, 36, 56, };
 #define kUnevenPlanes 0
 #define kStores 0
@@ -953,7 +957,7 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
-#undef kWeightsInPlace
+#undef kWeights
 #undef kUnevenPlanes
 #undef kStores
 }  // namespace forward_kernel
@@ -999,9 +1003,10 @@ namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 6, 40}, 32, true, true, 32, 4, 2, 2, 2, 1, 5, -1, true, 132, 0, 4, 40, 0, false, false, 1, 16, 1,
-    2, 1, 1, 2, 15, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
+    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
+    1, 1}, {1, 1, 1}, {1, 1, 6, 40}, 32, true, true, 32, 4, 2, 2, 2, 1, 5, -1, true, 132, 0, 4, 40, 0, false,
+    false, 1, 16, 1, 2, 1, 1, 2, 1, 15, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136,
     2148, 2160, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1009,7 +1014,7 @@ __constant__ int kBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
-#define kWeightsInPlace 0
+#define kWeights 0
 #define kUnevenPlanes 0
 #define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[4][4], const unsigned (&a)[4], unsigned long long b) {
@@ -1025,7 +1030,7 @@ constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
 #undef kTensorCopies
-#undef kWeightsInPlace
+#undef kWeights
 #undef kUnevenPlanes
 #undef kStores
 }  // namespace grad_input_2_kernel
@@ -1034,9 +1039,10 @@ namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 6, 40}, 32, true, true, 32, 4, 2, 2, 2, 1, 5, -1, true, 132, 0, 4, 40, 0, false, false, 1, 16, 1,
-    2, 1, 1, 2, 15, 0, true, 1, true, 1, {0, 0, 0}, false, true, false, false, false};
+    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
+    1, 1}, {1, 1, 1}, {1, 1, 6, 40}, 32, true, true, 32, 4, 2, 2, 2, 1, 5, -1, true, 132, 0, 4, 40, 0, false,
+    false, 1, 16, 1, 2, 1, 1, 2, 1, 15, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104, 2112, 2124, 2136,
     2148, 2160, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1044,7 +1050,7 @@ __constant__ int kBackCells[] = {0, 12, 24, 36, 48, 1056, 1068, 1080, 1092, 1104
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #define kTensorCopies 0
-#define kWeightsInPlace 0
+#define kWeights 0
 #define kUnevenPlanes 0
 #define kStores 1
 __device__ __forceinline__ void multiply(float (&d)[4][4], const unsigned (&a)[4], unsigned long long b) {
@@ -1060,7 +1066,7 @@ constexpr bool kDenseTaps = true;
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
 #undef kTensorCopies
-#undef kWeightsInPlace
+#undef kWeights
 #undef kUnevenPlanes
 #undef kStores
 }  // namespace grad_input_1_kernel
@@ -1237,50 +1243,31 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 6488064; }
 """
 PIECES["forward_ampere_tf32"] = r"""
-// forward, tile: 1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks (2
-// per multiprocessor), 30 KiB shared, weights packed
-namespace forward_2_kernel {
+// forward, tile: 1 phases x 16 channels by 1x1x6x42 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x128, 432 blocks (1
+// per multiprocessor), 38 KiB shared, weights in place
+namespace forward_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0,
-    0, 0}, false, false, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
+    true, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 6, 42}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, 1, 16, 1, 2, 4, 1, 2, 1, 15, 3, true, 1, false,
+    false, 1, {0, 0, 0}, false, false, false, false, false, false};
+__device__ constexpr int kFixedBackCells[] = {96, 95, 94, 93, 92, 50, 49, 48, 47, 46, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
+__constant__ int kBackCells[] = {96, 95, 94, 93, 92, 50, 49, 48, 47, 46, 4, 3, 2, 1, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #include "tile.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
-}  // namespace forward_2_kernel
-
-namespace forward_1_kernel {
-#include "tile_params.cuh"
-using Element = float;
-__device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0,
-    0, 0}, false, false, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
-__device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
-__constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-#define kClusterAttribute
-constexpr bool kDenseTaps = true;
-#include "tile_pack.cuh"
-constexpr int kSamples = kShape.tile[0];  // of a block
-#undef kClusterAttribute
-}  // namespace forward_1_kernel
+}  // namespace forward_kernel
 
 int forward(const Tensors& tensors, const Layer& layer, void* stream) {
   const long long batch = layer.batch;
   {
-    const forward_1_kernel::TileParams params = {
+    const forward_kernel::TileParams params = {
         tensors.input,  // input
         tensors.weight,  // weight
         tensors.bias,  // bias
@@ -1296,47 +1283,20 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 17, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_kernel::kSamples)), 1, 9, 2},  // tiles
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
-    const long long blocks = 6;
-    const dim3 grid(static_cast<unsigned>(blocks), 3, 1);
-    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 3856,
-                             false, stream, params, tensors.workspace);
-    if (error != 0) return error;
-  }
-  {
-    const forward_2_kernel::TileParams params = {
-        tensors.input,  // input
-        tensors.workspace,  // weight
-        tensors.bias,  // bias
-        tensors.output,  // output
-        {92160, 3840, 3840, 80, 1},  // input_strides
-        {600, 15, 15, 5, 1},  // weight_strides
-        14400,  // weight_group_stride
-        57600,  // weight_bytes
-        {972160, 24304, 24304, 248, 1},  // output_strides
-        static_cast<int>(batch),  // batch
-        1,  // groups
-        {1, 48, 80},  // input_size
-        {1, 98, 248},  // output_size
-        {0, 1, 2},  // pad
-        {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 17, 4},  // tiles
-        {1, 1, 1},  // residue_blocks
-        3,  // channel_blocks
-    };
-    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 204;
-    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 31040,
+    const long long blocks = ceil_div(batch, forward_kernel::kSamples) * 54;
+    const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_kernel::kMostBlocks)), 1, 1);
+    const int error = launch(forward_kernel::tconv_tile, grid, 256, 38912,
                              false, stream, params);
     if (error != 0) return error;
   }
   return 0;
 }
 
-long long forward_workspace(const Layer&) { return 69120; }
+long long forward_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_input_ampere_tf32"] = r"""
 // grad_input, tile: 16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
@@ -1345,9 +1305,10 @@ namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false,
-    1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
+    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
+    1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1363,9 +1324,10 @@ namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false,
-    1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
+    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
+    1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1539,10 +1501,10 @@ namespace forward_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
+    true, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0,
-    0, 0}, false, false, false, false, false};
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true,
+    false, 1, {0, 0, 0}, false, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1558,10 +1520,10 @@ namespace forward_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    true, false, {1, 3, 5}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
+    true, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, 1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0,
-    0, 0}, false, false, false, false, false};
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true,
+    false, 1, {0, 0, 0}, false, false, false, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
@@ -1641,9 +1603,10 @@ namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false,
-    1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
+    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
+    1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1659,9 +1622,10 @@ namespace grad_input_1_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
-    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1,
-    1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false,
-    1, 4, 1, 2, 4, 1, 2, 15, 3, true, 2, true, 1, {0, 0, 0}, false, false, false, false, false};
+    false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
+    1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -2768,7 +2732,13 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&out)[4], uns
                : "memory");
 }
 
-// The other way: matrices from registers, each with its rows and columns exchanged; two take the addresses of the first
+// The other way: matrices from registers.
+__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+// The same, each with its rows and columns exchanged; two take the addresses of the first
 // sixteen lanes.
 __device__ __forceinline__ void store_matrices_transposed(unsigned address, const unsigned (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
@@ -2920,6 +2890,14 @@ __device__ __forceinline__ float load_from_block(unsigned address, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote));
   return value;
+}
+
+__device__ __forceinline__ void load_vector_from_block(unsigned address, int rank, float (&values)[4]) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+               : "r"(remote));
 }
 
 __device__ __forceinline__ void cluster_barrier() {
@@ -5653,8 +5631,8 @@ FILES["tile_pack.cuh"] = r"""
 // Where factors are split, slabs of small parts follow those of big ones.
 //
 // A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
-// written as cells. Where they don't fit shared memory they are read in place. kDenseTaps: the taps lie one after the
-// other.
+// written as cells. Where they don't fit shared memory they are read in place, by several blocks. kDenseTaps: the taps
+// lie one after the other.
 #include "split.cuh"
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
@@ -5664,6 +5642,13 @@ constexpr int kSlabs = kStaged ? pack_slabs(kShape) : 1;  // of a block
 constexpr int kVector = kShape.vector();
 constexpr int kIns = kSlabs * kVector;
 constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
+
+// Loads that a thread has under way; for sm_120 the assembler would spill so many.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kLoadsAtOnce = 8;
+#else
+constexpr int kLoadsAtOnce = 16;
+#endif
 
 __device__ __forceinline__ void put(Cell* out, const Cell& cell) {
   if constexpr (kShape.splits()) {
@@ -5681,8 +5666,10 @@ __global__ void __launch_bounds__(kPackThreads, 4)
   extern __shared__ __align__(16) unsigned char shared_memory[];
   ptx::let_next_kernel_start();
   Element* staged = reinterpret_cast<Element*>(shared_memory);  // [input channel][output channel][tap]
+  constexpr int kRow = pack_row(kShape);
   constexpr int kPlane = pack_plane(kShape);
-  const int first_slab = blockIdx.x * kSlabs;  // of the group's channels, chunks included
+  constexpr int kParts = pack_parts(kShape);
+  const int first_slab = blockIdx.x / kParts * kSlabs;  // of the group's channels, chunks included
   const int channel_block = blockIdx.y;
   const int group = blockIdx.z;
   const int first_channel = first_slab * kVector;
@@ -5709,7 +5696,7 @@ __global__ void __launch_bounds__(kPackThreads, 4)
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
     const bool ins_before_taps = params.weight_strides[0] == 1 && kTaps > 1 && !outs_first;
     const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
-#pragma unroll 8
+#pragma unroll kLoadsAtOnce
     for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
       const int tap = outs_first ? i / kShape.block_channels % kTaps : ins_before_taps ? i / kIns % kTaps : i % kTaps;
       const int outer = i / kTaps;
@@ -5720,7 +5707,7 @@ __global__ void __launch_bounds__(kPackThreads, 4)
       const int out_channel = outs_first                     ? i % kShape.block_channels
                               : ins_before_taps || ins_first ? outer / kIns
                                                              : outer % kShape.block_channels;
-      staged[v * kPlane + out_channel * kTaps + tap] = load(v, out_channel, tap);
+      staged[v * kPlane + out_channel * kRow + tap] = load(v, out_channel, tap);
     }
     __syncthreads();
   }
@@ -5735,14 +5722,21 @@ __global__ void __launch_bounds__(kPackThreads, 4)
 
   // A line is the output channels of one phase at one distance; a team of threads takes a line. (A gradient has one
   // phase, and lines for each group of planes.)
-  constexpr int kAcross = kShape.block_channels >= 32   ? 32
+  constexpr int kAcross = !kStaged                      ? 1
+                          : kShape.block_channels >= 32 ? 32
                           : kShape.block_channels >= 16 ? 16
                           : kShape.block_channels >= 8  ? 8
                                                         : 4;
   constexpr int kLines = kShape.all_backs() * kShape.all_slots();
   constexpr int kResidueBlocks = kShape.all_residue_blocks();
   constexpr int kGroups = kShape.all_plane_groups();
-  for (int line = threadIdx.x / kAcross; line < kResidueBlocks * kGroups * kLines; line += kPackThreads / kAcross) {
+  constexpr int kChannelParts = kStaged ? 1 : kPackChannelParts;
+  constexpr int kLineBlocks = kParts / kChannelParts;
+  constexpr int kPartChannels = (kShape.block_channels + kChannelParts - 1) / kChannelParts;
+  const int channel_part = blockIdx.x % kChannelParts;
+  const int end = min((channel_part + 1) * kPartChannels, kShape.block_channels);
+  const int first_line = (blockIdx.x / kChannelParts % kLineBlocks * kPackThreads + threadIdx.x) / kAcross;
+  for (int line = first_line; line < kResidueBlocks * kGroups * kLines; line += kLineBlocks * kPackThreads / kAcross) {
     const int slot = line % kShape.all_slots();
     const int back = line / kShape.all_slots() % kShape.all_backs();
     const int block_row =
@@ -5757,13 +5751,13 @@ __global__ void __launch_bounds__(kPackThreads, 4)
     Cell* out = packed + (stage * kShape.weight_parts() * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      for (int channel = threadIdx.x % kAcross; channel < kShape.block_channels; channel += kAcross) {
+      for (int channel = channel_part * kPartChannels + threadIdx.x % kAcross; channel < end; channel += kAcross) {
         Element values[kVector];
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
           const int in_channel = slab * kVector + v;
           values[v] = tap < 0   ? Element(0)
-                      : kStaged ? staged[in_channel * kPlane + channel * kTaps + tap]
+                      : kStaged ? staged[in_channel * kPlane + channel * kRow + tap]
                                 : load(in_channel, channel, tap);
         }
         put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),
@@ -5771,7 +5765,7 @@ __global__ void __launch_bounds__(kPackThreads, 4)
       }
       // Rows that only fill up the last tile.
       for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;
-           slot == 0 && row < kShape.rows(); row += kAcross) {
+           slot == 0 && channel_part == 0 && row < kShape.rows(); row += kAcross) {
         put(out + slab * kShape.rows() + row, Cell{});
       }
     }
@@ -5815,6 +5809,11 @@ struct TileShape {
   int backs[3];
   int back_step[3];
 
+  // Streams of few output channels: neighbouring outputs along an axis of stride 1 that are phases of one cell, so that
+  // products have as many times the rows. Such cells lie `fold` inputs apart, and phases read the same inputs with taps
+  // that are one apart: backs count from the input that the cell's last output reads with tap 0. Otherwise 1.
+  int fold[3];
+
   // The residues of a block: the whole stride of an axis (then only those with taps own rows, and the others are
   // written as bias), or `span` neighbouring ones.
   int span[3];
@@ -5853,8 +5852,8 @@ struct TileShape {
   // Blocks stay for tile after tile, `most_blocks` of them, and load the next one's input while they store.
   bool stays;
   int most_blocks;
-  // Neighbouring channels of a channels-last output that a thread stores at once from its sums. 0: outputs pass through
-  // shared memory.
+  // Neighbouring channels of a channels-last output that a thread stores at once, from its sums or from those of all
+  // blocks that share the tile. 0: outputs pass through shared memory by turns.
   int store_vector;
   int row_vector;  // outputs of a row that leave shared memory by one store
   // Streams: outputs pass through shared memory as they will lie in the tensor (tile_stream_store_image.cuh), with
@@ -5872,14 +5871,20 @@ struct TileShape {
   int depth_blocks;  // blocks (of one cluster) that do so, each with its share of the chunks
 
   int slabs;        // 16-byte slabs of channels per chunk, even
+  int item_steps;   // streams: steps of depth (two slabs each) whose fragments a team loads together
   int stage_backs;  // distances of one weight stage
   int unroll;       // of the loop over a stage's products
   bool all_taps;    // every phase of a block has a tap at every distance
   int blocks_per_multiprocessor;
   bool packed;  // weights come from the workspace, in the order of the stages; otherwise from the tensor itself
+  // Streams: all tiles of a block have the same weights, which are brought once (in place by threads that multiply).
+  bool keeps_weights;
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
+  // The copy engine brings weights out of a channels-last tensor itself, as boxes of one tap, which products read as they
+  // are: rows of a gradient's hold channels of the sum, those of a forward layer's (of two bytes) channels of its rows.
+  bool weight_boxes;
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
   // Streams: the copy engine brings boxes of channels-last input, zeros outside the tensor, 16-byte columns swapped so
@@ -5961,19 +5966,23 @@ struct TileShape {
   }
 
   // What one step between cells is in the tensor that is read and in the one that is written.
-  constexpr int input_step(int axis) const { return gradient ? stride[axis] : 1; }
-  constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis]; }
+  constexpr int input_step(int axis) const { return gradient ? stride[axis] : fold[axis]; }
+  constexpr int output_step(int axis) const { return gradient ? 1 : stride[axis] * fold[axis]; }
+  constexpr bool folds() const { return fold[0] * fold[1] * fold[2] > 1; }
 
   // Blocks along the output channels of a group, and along the residues of an axis.
   constexpr int channel_blocks() const { return (out_channels + block_channels - 1) / block_channels; }
   constexpr int residue_blocks(int axis) const { return (output_step(axis) + span[axis] - 1) / span[axis]; }
   constexpr int all_residue_blocks() const { return residue_blocks(0) * residue_blocks(1) * residue_blocks(2); }
 
-  // Whether residue `residue` of an axis has a tap at a distance.
-  constexpr bool has_tap(int axis, int residue, int back) const {
-    const int reach = residue + stride[axis] * back * back_step[axis];
-    return residue < stride[axis] && reach % dilation[axis] == 0 && reach / dilation[axis] < kernel[axis];
+  // The tap with which residue `residue` of an axis reads the inputs at a distance; -1: none.
+  constexpr int axis_tap(int axis, int residue, int back) const {
+    const int reach = residue + stride[axis] * back * back_step[axis] - (fold[axis] - 1);
+    const bool exists = reach >= 0 && residue < stride[axis] * fold[axis] && reach % dilation[axis] == 0 &&
+                        reach / dilation[axis] < kernel[axis];
+    return exists ? reach / dilation[axis] : -1;
   }
+  constexpr bool has_tap(int axis, int residue, int back) const { return axis_tap(axis, residue, back) >= 0; }
   // Blocks that compute a part of an axis' phases may have no tap at all at some distances, and skip those.
   constexpr bool skips_backs() const {
     if (gradient || all_backs() > 64) return false;
@@ -6026,10 +6035,15 @@ struct TileShape {
   constexpr int stages_per_chunk() const { return (all_backs() + stage_backs - 1) / stage_backs; }
   constexpr int tile_rows() const { return streams ? row_unit : warpgroup ? 64 : 16; }
   constexpr int rows() const { return tile_rows() * row_tiles * row_teams; }
+  // Rows that are reordered together, where sums are stored straight from registers; 1: none.
+  constexpr int reordered_rows() const {
+    const bool reorders = output_channels_last && store_vector > 2 && depth_blocks == 1 && !exchanges_channels();
+    return reorders ? 4 * store_vector : 1;
+  }
   // The row of a phase's channel among the phase's rows. Of every eight rows a thread has two sums: channels that it
   // stores together are spread over as many eights as it takes.
   constexpr int row_of_channel(int channel) const {
-    if (!output_channels_last || store_vector <= 2) return channel;
+    if (reordered_rows() == 1) return channel;
     const int group = 4 * store_vector;
     const int within = channel % store_vector;
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
@@ -6040,33 +6054,44 @@ struct TileShape {
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
   constexpr int team_threads() const { return warpgroup ? 128 : 32; }
   constexpr int multiplying_threads() const { return team_threads() * teams(); }
-  constexpr int stream_threads() const { return !streams ? 0 : packed ? kStreamThreads : 2 * kStreamThreads; }
+  // Weights that one thread asks the copy engine for; of a gradient's boxes, warps that are idle otherwise round the
+  // words to TF32.
+  constexpr bool copies_weights() const { return packed || weight_boxes; }
+  constexpr bool rounds_boxes() const { return weight_boxes && gradient && math == TileMath::tf32; }
+  // Streams: whether warps of their own bring the weights.
+  constexpr bool loads_weights() const { return !copies_weights() && !keeps_weights; }
+  constexpr int stream_threads() const { return !streams ? 0 : loads_weights() ? 2 * kStreamThreads : kStreamThreads; }
   constexpr int threads() const { return multiplying_threads() + stream_threads(); }
 
   // Streams: registers of a thread at the start, and after those that load have given up what goes to the others.
   constexpr int registers_at_start() const { return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8; }
   constexpr int loading_registers() const {
-    if (tensor_copies) return 40;
+    if (tensor_copies) return !rounds_boxes() ? 40 : registers_at_start() > 64 ? 64 : 56;
     const bool many_copies = stays && copy_places() > 4 * (kStreamThreads - 32);
     return (registers_at_start() < 128 ? 48 : 56) + (many_copies ? 16 : 0);
   }
+  // Of a thread that brings weights: warps of their own, or (kept ones) those that multiply later, in passing.
   constexpr int weight_registers() const {
-    if (packed) return 0;
+    if (copies_weights()) return 0;
     return registers_at_start() - 8 < 104 ? registers_at_start() - 8 : 104;
   }
   constexpr int multiplying_registers() const {
-    const int given = (loading_registers() + weight_registers()) * kStreamThreads;
+    const int given = (loading_registers() + (keeps_weights ? 0 : weight_registers())) * kStreamThreads;
     const int left = (registers_at_start() * threads() - given) / multiplying_threads() / 8 * 8;
     return left < 240 ? left : 240;
   }
   constexpr int halo(int axis) const { return (backs[axis] - 1) * back_step[axis]; }
-  constexpr int patch(int dimension) const { return tile[dimension] + (dimension > 0 ? halo(dimension - 1) : 0); }
+  constexpr int patch(int dimension) const {
+    return dimension == 0 ? tile[0] : (tile[dimension] - 1) * fold[dimension - 1] + 1 + halo(dimension - 1);
+  }
   constexpr int pixels() const { return patch(0) * patch(1) * patch(2) * patch(3); }
 
   // Streams: whether a team's tiles of 64 cells lie one step of the line's axis apart, and how many fragments of input
   // a line takes then.
   constexpr bool stacks_tiles() const { return line_axis >= 0 && column_tiles > 8; }
-  constexpr int line_fragments() const { return column_tiles / 8 + line_backs() - 1; }
+  constexpr int line_fragments() const { return (column_tiles / 8 - 1) * tile_fragments() + line_backs(); }
+  // From one tile's fragment to the next one's.
+  constexpr int tile_fragments() const { return line_axis < 0 ? 1 : input_step(line_axis); }
   // From one fragment of a line to the next, in bytes.
   constexpr int line_step() const {
     return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
@@ -6174,6 +6199,29 @@ struct TileShape {
   constexpr int weight_back_pitch() const {
     return weight_parts() * slabs * weight_slab_pitch() + (pads_weights() ? 1 : 0);
   }
+  // Boxes of weights: a gradient's have a row for each channel of the block, with a chunk's channels; a forward layer's
+  // one for each of a chunk's channels, with a run of the block's.
+  constexpr int weight_run() const {
+    int run = 128 / element_bytes;
+    while (run > 1 && block_channels % run != 0) run /= 2;
+    return run;
+  }
+  constexpr int weight_runs() const { return gradient ? 1 : block_channels / weight_run(); }
+  constexpr int weight_row_bytes() const { return gradient ? slabs * 16 : weight_run() * element_bytes; }
+  constexpr int weight_box_bytes() const { return block_channels / weight_runs() * slabs * 16; }
+  // From what one product reads of a stage to the next step of depth, row tile, and slab or run, in 16 bytes.
+  constexpr int weight_depth_pitch() const {
+    if (!weight_boxes) return 2 * weight_slab_pitch();
+    return gradient ? 2 : weight_row_bytes();
+  }
+  constexpr int weight_tile_pitch() const { return weight_boxes ? row_unit * slabs : row_unit; }
+  constexpr int weight_leading_pitch() const { return weight_boxes ? weight_box_bytes() / 16 : weight_slab_pitch(); }
+  // The high word of their descriptors: the step between eights of rows, and how columns are swapped.
+  constexpr unsigned weight_descriptor() const {
+    if (!weight_boxes) return 8;
+    const unsigned kind = weight_row_bytes() == 128 ? 1 : weight_row_bytes() == 64 ? 2 : 3;
+    return kind << 30 | static_cast<unsigned>(weight_row_bytes() / 2);
+  }
   constexpr int weight_stage_bytes() const { return stage_backs * weight_back_pitch() * 16; }
   constexpr int input_stages() const { return streams ? input_ring : block_chunks() > 1 ? 2 : 1; }
   constexpr int weight_stages() const {
@@ -6200,6 +6248,10 @@ struct TileShape {
     if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
+  // Blocks that share a tile lay down their sums cell after cell, eight banks apart, and read each other's by vectors.
+  constexpr bool gathers_vectors() const { return store_vector > 0 && depth_blocks > 1; }
+  constexpr int gathered_pitch() const { return (rows() + 23) / 32 * 32 + 8; }  // in words
+  constexpr int gathered_bytes() const { return columns() * gathered_pitch() * 4; }
   constexpr int positions() const { return cells() * span[0] * span[1] * span[2]; }
 
   // An image has the order of the columns where each cell is one output, otherwise that of the outputs. Its channels
@@ -6236,13 +6288,20 @@ struct TileShape {
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
+  // Sums in the order of the tensor's channels: warps exchange some of them at a time to have whole vectors.
+  static constexpr int kExchanges = 4;
+  constexpr bool exchanges_channels() const { return weight_boxes && !gradient && store_vector > 2; }
+  constexpr int exchange_bytes() const { return exchanges_channels() ? kExchanges * 16 * multiplying_threads() : 0; }
   constexpr int barrier_offset() const {
-    const int staged = store_vector > 0 ? 0 : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
+    const int staged = gathers_vectors()  ? gathered_bytes()
+                       : store_vector > 0 ? exchange_bytes()
+                                          : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
     if (stays) return pipeline_bytes() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
-    return streams ? 2 * (input_ring + weight_ring) : bulk_weights() ? weight_stages() : 0;
+    if (!streams) return bulk_weights() ? weight_stages() : 0;
+    return 2 * (input_ring + weight_ring) + (rounds_boxes() ? weight_ring : 0);
   }
   constexpr int shared_bytes() const { return barrier_offset() + 8 * barriers(); }
   // Warps copy stages whole; where they don't divide the distances evenly, the last copy reads this far past the end.
@@ -6257,18 +6316,26 @@ struct TileShape {
 // as many slabs of a chunk as fit, or (0) none.
 constexpr int kPackThreads = 256;
 constexpr int kMostPackBytes = 48 * 1024;
-constexpr int pack_plane(const TileShape& shape) {
-  return shape.block_channels * shape.kernel[0] * shape.kernel[1] * shape.kernel[2] |
-         1;  // odd: lanes spread over the banks
-}
+// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
+constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
+constexpr int pack_plane(const TileShape& shape) { return shape.block_channels * pack_row(shape) | 1; }
 constexpr int pack_slabs(const TileShape& shape) {
-  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
   int slabs = shape.slabs;
   while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
   // More per block only as long as there are blocks enough for a chip.
   const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
   while (slabs > 1 && runs / slabs < 800) slabs /= 2;
   return slabs;
+}
+// Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread
+// for each line, so that neighbours read taps that mostly are neighbours, too.
+constexpr int kPackChannelParts = 4;
+constexpr int pack_lines(const TileShape& shape) {
+  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
+}
+constexpr int pack_parts(const TileShape& shape) {
+  return pack_slabs(shape) > 0 ? 1 : kPackChannelParts * ((pack_lines(shape) + kPackThreads - 1) / kPackThreads);
 }
 constexpr int pack_shared_bytes(const TileShape& shape) {
   return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape);
@@ -6304,6 +6371,7 @@ struct alignas(64) TensorMap {
 struct TensorTileParams {
   TileParams tile;
   TensorMap input;
+  TensorMap weight;  // of weight boxes
 };
 """
 FILES["tile_place.cuh"] = r"""
@@ -6407,13 +6475,17 @@ __device__ __forceinline__ void store_vector(float* out, const float (&values)[k
   for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
   ptx::store_words(out, words);
 }
-template <int kCount>
-__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
-  unsigned words[kCount / 2];
+template <int kCount, int kWords>
+__device__ __forceinline__ void pack_vector(const float (&values)[kCount], unsigned (&words)[kWords]) {
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i)
     words[i] = kShape.math == TileMath::f16 ? ptx::pack_f16(values[2 * i], values[2 * i + 1])
                                             : ptx::pack_bf16(values[2 * i], values[2 * i + 1]);
+}
+template <int kCount>
+__device__ __forceinline__ void store_vector(unsigned short* out, const float (&values)[kCount]) {
+  unsigned words[kCount / 2];
+  pack_vector(values, words);
   ptx::store_words(out, words);
 }
 
@@ -6516,7 +6588,8 @@ __device__ __forceinline__ void stage_tile(const TileParams& params, const Block
 
 // Where one output of the tile, counted over [sample][depth][height][width], comes from and goes to.
 struct Position {
-  int staged;       // of the turn's first channel; -1: no phase, bias alone
+  int column;
+  int slot;         // -1: no phase, bias alone
   long long place;  // from the block's first sample and channel
   bool inside;
 };
@@ -6529,13 +6602,18 @@ __device__ __forceinline__ Position position_of(const TileParams& params, const 
   index /= kHeights;
   const OutputSite d = output_site(params, rows, cells, 0, index % kDepths);
   const int sample = index / kDepths;
-  const int slot = (d.slot * kShape.slots[1] + h.slot) * kShape.slots[2] + w.slot;
-  const int column = kShape.column_of(sample, d.cell, h.cell, w.cell);
+  const bool has_phase = d.slot >= 0 && h.slot >= 0 && w.slot >= 0;
   Position position;
-  position.staged = d.slot < 0 || h.slot < 0 || w.slot < 0 ? -1 : slot * kSlotPitch + column;
+  position.column = kShape.column_of(sample, d.cell, h.cell, w.cell);
+  position.slot = has_phase ? (d.slot * kShape.slots[1] + h.slot) * kShape.slots[2] + w.slot : -1;
   position.place = sample * params.output_strides[0] + d.place + h.place + w.place;
   position.inside = w.inside && h.inside && d.inside && cells.first[0] + sample < params.batch;
   return position;
+}
+
+// Where the turn's first channel of an output is staged; -1: no phase.
+__device__ __forceinline__ int staged_index(const Position& position) {
+  return position.slot < 0 ? -1 : position.slot * kSlotPitch + position.column;
 }
 
 // A staged value; with several blocks for one tile, the sum of theirs, in the order of their ranks.
@@ -6601,8 +6679,8 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
     const Position position = position_of(params, rows, cells, index * kVector);
     if (!position.inside) continue;
     Element* out = output + position.place + team * stride;
-    const bool has_phase = position.staged >= 0;
-    const int first = (has_phase ? position.staged : 0) + team * kPitch;
+    const bool has_phase = position.slot >= 0;
+    const int first = (has_phase ? staged_index(position) : 0) + team * kPitch;
 #pragma unroll
     for (int i = 0; i < (kTurnChannels + kTeams - 1) / kTeams; ++i) {
       const int channel = team + i * kTeams;
@@ -6622,7 +6700,7 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
 
 // Channels-last: neighbouring threads take neighbouring channels of a pixel; where the pixels are was worked out once.
 struct TableEntry {
-  int staged;  // as in Position
+  int staged;  // as staged_index says
   int place;   // -1: outside
 };
 
@@ -6630,7 +6708,7 @@ __device__ __forceinline__ void fill_table(const TileParams& params, const Block
                                            TableEntry* table) {
   for (int index = threadIdx.x; index < kPositions; index += kThreads) {
     const Position position = position_of(params, rows, cells, index);
-    table[index] = {position.staged,
+    table[index] = {staged_index(position),
                     position.inside ? static_cast<int>(position.place - table_origin(params, cells)) : -1};
   }
 }
@@ -6693,8 +6771,10 @@ FILES["tile_stream.cuh"] = r"""
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), weights are read in place (kWeightsInPlace) and how outputs leave (kStores: 0 through shared memory
-// as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels).
+// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine
+// for a gradient, 3 for a forward layer, 4 the same to be put into another order) and how outputs leave (kStores: 0
+// through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels, 3
+// from the sums of several blocks in vectors of channels).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -6702,8 +6782,12 @@ FILES["tile_stream.cuh"] = r"""
 #include "tile_stream_copies.cuh"
 #endif
 #include "tile_stream_team.cuh"
-#if kWeightsInPlace
+#if kWeights == 1
 #include "tile_stream_weights.cuh"
+#elif kWeights >= 3
+#include "tile_stream_tap_boxes.cuh"
+#elif kWeights == 2
+#include "tile_stream_weight_boxes.cuh"
 #endif
 
 #include "tile_store.cuh"
@@ -6711,6 +6795,8 @@ FILES["tile_stream.cuh"] = r"""
 #include "tile_stream_store_image.cuh"
 #elif kStores == 2
 #include "tile_stream_store_channels.cuh"
+#elif kStores == 3
+#include "tile_stream_store_gather.cuh"
 #endif
 
 // The way of a warpgroup that multiplies through chunks and stages.
@@ -6728,25 +6814,28 @@ struct StreamReader {
   }
   // Shared-memory descriptors count in 16 bytes: start, and the step between slabs of depth.
   __device__ __forceinline__ unsigned weight_stage() const {
-    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_slab_pitch() << 16;
+    return ((weight_ring + weight.slot * kShape.weight_stage_bytes()) >> 4 & 0x3fff) | kShape.weight_leading_pitch()
+                                                                                           << 16;
   }
 
   // One item: multiplies its fragments while those of the next one are loaded.
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
                                        int item, int plane = 0) {
     const bool begins_stage = item % kStageItems == 0;
-    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), weight.parity);
-    team.add(now, weight_stage(), item);
+    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
+    const unsigned weights = weight_stage();
+    team.add(now, weights, item);
     const bool ends_chunk = item + 1 == chunk_items(plane);
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
     if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
-    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
     if (!ends_chunk) {
-      const int back = first_back((item + 1) / kSteps);
-      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kSteps);
-      return;
+      const int back = first_back((item + 1) / kLineItems);
+      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kLineItems);
     }
+    team.add_rest(now, weights, item);
+    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
+    if (!ends_chunk) return;
     if (++chunk == kShape.block_chunks()) return;
     give_back_input();
     begin(team, next, plane + 1 == kPlanes ? 0 : plane + 1);
@@ -6756,7 +6845,7 @@ struct StreamReader {
   // of the one that it holds.
   static __device__ __forceinline__ int chunk_items([[maybe_unused]] int plane) {
 #if kUnevenPlanes
-    return (kUnrolled ? kFixedPlaneTaps[plane] : kPlaneTaps[plane]) * kSteps;
+    return (kUnrolled ? kFixedPlaneTaps[plane] : kPlaneTaps[plane]) * kLineItems;
 #else
     return kItems;
 #endif
@@ -6775,6 +6864,7 @@ struct StreamReader {
     input.advance();
   }
   __device__ __forceinline__ void give_back_weights() {
+    if (kShape.keeps_weights) return;
     ptx::arrive(barriers.weight_empty(released));
     released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
@@ -6885,35 +6975,64 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
     }
   };
   const int loader = static_cast<int>(threadIdx.x) - kThreads;
-#if kWeightsInPlace
-  if (loader >= kStreamThreads) {
-    ptx::give_registers<kShape.weight_registers()>();
-    if (loader == kStreamThreads) prefetch_weights(params);
-    RingPlace<kShape.weight_ring> slot;
-    for_each_tile([&](int tile) {
-      const BlockPlace place = block_place(params, tile);
-      load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring,
-                          loader - kStreamThreads, slot);
-    });
-    return;
+#if kWeights == 1
+  if constexpr (kShape.loads_weights()) {
+    if (loader >= kStreamThreads) {
+      ptx::give_registers<kShape.weight_registers()>();
+      const int thread = loader - kStreamThreads;
+      RingPlace<kShape.weight_ring> slot;
+      if (thread == 0) prefetch_weights(params);
+      for_each_tile([&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        load_stream_weights(params, block_rows(place.block_row), place.rank, barriers, weight_ring, thread, slot);
+      });
+      return;
+    }
   }
 #endif
   if (loader >= 0) {
     ptx::give_registers<kShape.loading_registers()>();
+#if kWeights == 2
+    if (kShape.rounds_boxes() && loader >= 32 && loader < kInputThreads) {
+      RingPlace<kShape.weight_ring> slot;
+      for_each_tile([&](int) { round_weight_boxes(barriers, weight_ring, loader - 32, slot); });
+      return;
+    }
+#endif
     if (loader < kInputThreads) {
       RingPlace<kShape.input_ring> slot;
       for_each_tile(
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
-    } else if (kShape.packed && loader == kInputThreads) {
-      ptx::wait_for_previous_kernel();
+    } else if (kShape.copies_weights() && loader == kInputThreads) {
+#if kWeights >= 2
       RingPlace<kShape.weight_ring> slot;
-      for_each_tile([&](int tile) {
+      prefetch_weights(params);
+      const auto bring = [&](int tile) {
+        const BlockPlace place = block_place(params, tile);
+        stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, weight_ring, slot);
+      };
+#else
+      RingPlace<kShape.weight_ring> slot;
+      ptx::wait_for_previous_kernel();
+      const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);
         stream_weights(params, place.block_row, place.rank, barriers, weight_ring, slot);
-      });
+      };
+#endif
+      if (kShape.keeps_weights) {
+        bring(static_cast<int>(blockIdx.x));
+      } else {
+        for_each_tile(bring);
+      }
     }
     return;
   }
+#if kWeights == 1
+  if (kShape.keeps_weights && threadIdx.x < kStreamThreads) {
+    RingPlace<kShape.weight_ring> slot;
+    load_stream_weights(params, block_rows(0), 0, barriers, weight_ring, threadIdx.x, slot);
+  }
+#endif
   ptx::take_registers<kShape.multiplying_registers()>();
   StreamReader reader{barriers, input_ring, weight_ring};
   for_each_tile([&](int tile) {
@@ -6924,7 +7043,10 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
 #if kStores == 1
     OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
 #elif kStores == 2
-    store_directly(VectorStore(params, place.rows, place.cells), team);
+    store_directly(VectorStore(params, place.rows, place.cells, input_ring + kShape.pipeline_bytes()), team);
+#elif kStores == 3
+    sync_storing();
+    store_gathered(params, place, team, input_ring);
 #else
     if (!kShape.stays) sync_storing();
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
@@ -7053,8 +7175,10 @@ FILES["tile_stream_load.cuh"] = r"""
 
 constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
 constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
+constexpr int kRoundingThreads =
+    kInputThreads - 32;  // tensor copies: all but the first warp, whose thread asks for them
 
-// Barriers of the two rings, in shared memory: a slot is full, and a slot is empty.
+// Barriers of the rings, in shared memory: a slot is full, and a slot is empty.
 struct StreamBarriers {
   unsigned base;
 
@@ -7062,6 +7186,8 @@ struct StreamBarriers {
   __device__ __forceinline__ unsigned input_empty(int slot) const { return input_full(kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_full(int slot) const { return input_full(2 * kShape.input_ring + slot); }
   __device__ __forceinline__ unsigned weight_empty(int slot) const { return weight_full(kShape.weight_ring + slot); }
+  // Weights that are there and not rounded yet.
+  __device__ __forceinline__ unsigned weight_raw(int slot) const { return weight_full(2 * kShape.weight_ring + slot); }
 
   // By one thread. Every thread that multiplies arrives when it is done with a slot: one for a whole warp would do, but
   // then compute-sanitizer's racecheck takes the reads of the others for unordered.
@@ -7074,7 +7200,10 @@ struct StreamBarriers {
     }
 #pragma unroll
     for (int slot = 0; slot < kShape.weight_ring; ++slot) {
-      ptx::init_barrier(weight_full(slot), kShape.packed ? 1 : kStreamThreads);
+      ptx::init_barrier(weight_full(slot), kShape.rounds_boxes()     ? kRoundingThreads
+                                           : kShape.copies_weights() ? 1
+                                                                     : kStreamThreads);
+      if (kShape.rounds_boxes()) ptx::init_barrier(weight_raw(slot), 1);
       ptx::init_barrier(weight_empty(slot), kReaders);
     }
     ptx::publish_barriers();
@@ -7098,7 +7227,7 @@ struct RingPlace {
 // The first element of the box along an axis. It may lie outside the tensor.
 __device__ __forceinline__ int box_begin(const TileParams& params, const BlockCells& cells, int axis) {
   return kShape.gradient ? cells.first[1 + axis] * kShape.stride[axis] - params.pad[axis]
-                         : cells.first[1 + axis] - kShape.halo(axis);
+                         : (cells.first[1 + axis] + 1) * kShape.fold[axis] - 1 - kShape.halo(axis);
 }
 // How many elements the first copy of a row begins before the box.
 __device__ __forceinline__ int box_lead(const TileParams& params, const BlockCells& cells) {
@@ -7112,6 +7241,19 @@ __device__ __forceinline__ int chunk_backs([[maybe_unused]] int chunk) {
 #else
   return kShape.all_backs();
 #endif
+}
+
+// Blocks that begin together wait for the same weights at every stage: each asks for a part of all of them at once, so
+// that they come from the L2 cache from then on. By one thread.
+__device__ __forceinline__ void prefetch_weights(const TileParams& params) {
+  constexpr long long kPiece = 4096;
+  if (reinterpret_cast<unsigned long long>(params.weight) % 16 != 0) return;
+  for (long long begin = blockIdx.x * kPiece; begin < params.weight_bytes; begin += gridDim.x * kPiece) {
+    const long long left = (params.weight_bytes - begin) / 16 * 16;
+    if (left > 0)
+      ptx::prefetch_bulk(static_cast<const char*>(params.weight) + begin,
+                         static_cast<unsigned>(left < kPiece ? left : kPiece));
+  }
 }
 
 // One thread asks for all weights.
@@ -7149,13 +7291,15 @@ struct VectorStore {
   const TileParams& params;
   const BlockRows& rows;
   const BlockCells& cells;
-  Element* origin;  // the output of the tile's first cell and residue, which may lie outside, and its first channel
-  int channels;     // of the block that exist
-  bool whole;       // all outputs of the tile are inside
+  Element* origin;    // the output of the tile's first cell and residue, which may lie outside, and its first channel
+  int channels;       // of the block that exist
+  bool whole;         // all outputs of the tile are inside
+  unsigned exchange;  // shared memory of the warp
 
   __device__ __forceinline__ VectorStore(const TileParams& tile_params, const BlockRows& block_rows,
-                                         const BlockCells& block_cells)
+                                         const BlockCells& block_cells, unsigned exchanges)
       : params(tile_params), rows(block_rows), cells(block_cells) {
+    exchange = exchanges + threadIdx.x / 32 * (kShape.exchange_bytes() / (kThreads / 32));
     channels = min(kShape.block_channels, kShape.out_channels - rows.first_channel);
     origin = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
              static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel;
@@ -7187,40 +7331,63 @@ struct VectorStore {
     return outputs * static_cast<int>(params.output_strides[2 + axis]);
   }
 
-  // All outputs of one cell of a tile; `half` says which of the thread's two.
+  // All outputs of one cell of a tile; `half` says which of the thread's two. Warps come together.
   __device__ __forceinline__ void store(const CellTeam& team, int tile, int half, const CellPlace& place) const {
     unsigned exists[3] = {~0u, ~0u, ~0u};
+    bool wanted = place.exists;
     if (!whole) {
-      if (cells.first[0] + place.at[0] >= params.batch) return;
+      wanted = wanted && cells.first[0] + place.at[0] < params.batch;
 #pragma unroll
-      for (int axis = 0; axis < 3; ++axis) exists[axis] = inside(axis, place.at[1 + axis]);
+      for (int axis = 0; axis < 3; ++axis) exists[axis] = wanted ? inside(axis, place.at[1 + axis]) : 0;
     }
     int from = place.at[0] * static_cast<int>(params.output_strides[0]);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) from += distance(axis, place.at[1 + axis] * kShape.output_step(axis));
     Element* const first = origin + from;
+    if constexpr (kShape.exchanges_channels()) {
+      exchange_cell(team, tile, half, first, exists, wanted);
+    } else if (wanted) {
 #pragma unroll
-    for (int slot = 0; slot < kShape.all_slots(); ++slot) {
-      const int slots[3] = {slot / (kShape.slots[2] * kShape.slots[1]), slot / kShape.slots[2] % kShape.slots[1],
-                            slot % kShape.slots[2]};
-      if ((exists[0] >> slots[0] & exists[1] >> slots[1] & exists[2] >> slots[2] & 1) == 0) continue;
-      int to = 0;
+      for (int slot = 0; slot < kShape.all_slots(); ++slot) {
+        if (!has_output(exists, slot)) continue;
 #pragma unroll
-      for (int axis = 0; axis < 3; ++axis) to += distance(axis, kShape.residue_of(axis, slots[axis]));
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        // Which channels lie where is row_of_channel's.
-        const int octet = slot * kShape.block_channels / 8 + group * kVector / 2;
-        float values[kVector];
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) values[i] = team.octet(tile, octet + i / 2)[half * 2 + i % 2];
-        store_group(first + to, group, values);
+        for (int group = 0; group < kGroups; ++group) {
+          float values[kVector];
+          take_sums(team, tile, half, slot * kGroups + group, values);
+          store_group(first + slot_distance(slot), group, values);
+        }
       }
     }
-    if constexpr (kHasGaps) store_gaps(first, place);
+    if constexpr (kHasGaps) {
+      if (wanted) store_gaps(first, place);
+    }
   }
 
  private:
+  static __device__ __forceinline__ int slot_along(int axis, int slot) {
+    return axis == 2   ? slot % kShape.slots[2]
+           : axis == 1 ? slot / kShape.slots[2] % kShape.slots[1]
+                       : slot / (kShape.slots[2] * kShape.slots[1]);
+  }
+  static __device__ __forceinline__ bool has_output(const unsigned (&exists)[3], int slot) {
+    return (exists[0] >> slot_along(0, slot) & exists[1] >> slot_along(1, slot) & exists[2] >> slot_along(2, slot) &
+            1) != 0;
+  }
+  // From a cell's first output to that of a slot.
+  __device__ __forceinline__ int slot_distance(int slot) const {
+    int to = 0;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) to += distance(axis, kShape.residue_of(axis, slot_along(axis, slot)));
+    return to;
+  }
+  // A vector's sums, of slot after slot; which channels they are is row_of_channel's.
+  static __device__ __forceinline__ void take_sums(const CellTeam& team, int tile, int half, int vector,
+                                                   float (&values)[kVector]) {
+    const int octet = vector / kGroups * kShape.block_channels / 8 + vector % kGroups * kVector / 2;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values[i] = team.octet(tile, octet + i / 2)[half * 2 + i % 2];
+  }
+
   // Adds the bias.
   __device__ __forceinline__ void store_group(Element* pixel, int group, float (&values)[kVector]) const {
     const int channel = (group * 4 + threadIdx.x % 4) * kVector;
@@ -7228,6 +7395,46 @@ struct VectorStore {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) values[i] += bias_of(params, rows, channel + i);
     store_vector(pixel + channel, values);
+  }
+
+  // The same for sums of which a thread has two channels in each eight: the warp exchanges them, eight cells by 32
+  // channels for one vector each, a few at a time. A cell of an eight moves by two places from one eight to the next,
+  // so that reads meet no bank twice.
+  __device__ __forceinline__ void exchange_cell(const CellTeam& team, int tile, int half, Element* first,
+                                                const unsigned (&exists)[3], bool wanted) const {
+    constexpr int kVectors = kShape.all_slots() * kGroups;
+    constexpr int kAtOnce = TileShape::kExchanges;
+    const int lane = threadIdx.x % 32;
+    const auto place = [&](int index, int octet, int cell) {
+      return exchange + index * 512 + octet * 128 + (cell + 2 * octet) % 8 * 16;
+    };
+#pragma unroll
+    for (int begin = 0; begin < kVectors; begin += kAtOnce) {
+      const int count = min(kAtOnce, kVectors - begin);
+      __syncwarp();  // what was there has been read
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        float values[kVector];
+        take_sums(team, tile, half, begin + i, values);
+        const int channel = (begin + i) % kGroups * 32 + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) values[j] += bias_of(params, rows, channel + j / 2 * 8 + j % 2);
+        unsigned words[4] = {};
+        pack_vector(values, words);
+        ptx::store_matrices(place(i, lane / 8, lane % 8), words);
+      }
+      __syncwarp();
+      unsigned words[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < count; ++i) ptx::load_shared<16>(place(i, lane % 4, lane / 4), words[i]);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int slot = (begin + i) / kGroups;
+        const int channel = ((begin + i) % kGroups * 4 + lane % 4) * kVector;
+        if (wanted && has_output(exists, slot) && channel < channels)
+          ptx::store_words(first + slot_distance(slot) + channel, words[i]);
+      }
+    }
   }
 
   // Outputs of no phase.
@@ -7263,9 +7470,92 @@ __device__ __forceinline__ void store_directly(const VectorStore& store, const C
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const CellPlace place = cell_place(team.column(tile) + half * 8);
-      if (place.exists) store.store(team, tile, half, place);
+      store.store(team, tile, half, place);
     }
   }
+}
+"""
+FILES["tile_stream_store_gather.cuh"] = r"""
+// From the sums of blocks that share a tile to a channels-last output: each block lays its sums down in shared memory,
+// cell after cell, and adds up those of all blocks for its share of the outputs, vectors of channels at a time. Single
+// words of another block's memory cost as much as vectors of them.
+
+struct GatheredSums {
+  static constexpr int kPitch = kShape.gathered_pitch();
+  static constexpr int kVector = kShape.store_vector;
+  static constexpr int kVectors = kShape.block_channels / kVector;  // of an output
+  static_assert(kVector % 4 == 0);                                  // as the sums of other blocks come
+
+  const TileParams& params;
+  const BlockRows& rows;
+  const BlockCells& cells;
+  unsigned staged;
+
+  __device__ __forceinline__ void stage(const CellTeam& team) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned cell = staged + ((team.column(tile) + half * 8) * kPitch + lane % 4 * 2) * 4;
+#pragma unroll
+        for (int octet = 0; octet < CellTeam::kOctets; ++octet) {
+          const float (&sums)[4] = team.octet(tile, octet);
+          const unsigned pair[2] = {__float_as_uint(sums[2 * half]), __float_as_uint(sums[2 * half + 1])};
+          ptx::store_shared(cell + octet * 32, pair);
+        }
+      }
+    }
+  }
+
+  // In the order of the blocks' ranks, the bias last.
+  __device__ __forceinline__ void add_up(const Position& position, int channel, float (&values)[kVector]) const {
+    if (position.slot >= 0) {
+      const unsigned address =
+          staged + (position.column * kPitch + position.slot * kShape.block_channels + channel) * 4;
+#pragma unroll
+      for (int first = 0; first < kVector; first += 4) {
+        float parts[kShape.depth_blocks][4];
+#pragma unroll
+        for (int rank = 0; rank < kShape.depth_blocks; ++rank)
+          ptx::load_vector_from_block(address + first * 4, rank, parts[rank]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          values[first + i] = parts[0][i];
+#pragma unroll
+          for (int rank = 1; rank < kShape.depth_blocks; ++rank) values[first + i] += parts[rank][i];
+        }
+      }
+    }
+    if (!kShape.bias) return;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values[i] += bias_of(params, rows, channel + i);
+  }
+
+  __device__ __forceinline__ void store(int rank) const {
+    Element* const output = static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
+                            static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel;
+    const int channels = kShape.out_channels - rows.first_channel;
+#pragma unroll 1
+    for (int index = rank * kThreads + threadIdx.x; index < kPositions * kVectors;
+         index += kThreads * kShape.depth_blocks) {
+      const Position position = position_of(params, rows, cells, index / kVectors);
+      const int channel = index % kVectors * kVector;
+      if (!position.inside || channel >= channels) continue;
+      float values[kVector] = {};
+      add_up(position, channel, values);
+      store_vector(output + position.place + channel, values);
+    }
+  }
+};
+
+__device__ __forceinline__ void store_gathered(const TileParams& params, const TilePlace& place, const CellTeam& team,
+                                               unsigned staged) {
+  const GatheredSums sums{params, place.rows, place.cells, staged};
+  sums.stage(team);
+  ptx::cluster_barrier();
+  sums.store(place.rank);
+  ptx::cluster_barrier();  // before the block's shared memory is another's
 }
 """
 FILES["tile_stream_store_image.cuh"] = r"""
@@ -7566,6 +7856,53 @@ struct OutputImage {
   }
 };
 """
+FILES["tile_stream_tap_boxes.cuh"] = r"""
+// Stages of a forward layer's weights straight out of a channels-last tensor by the copy engine, a box for each tap:
+// rows of up to 128 bytes with channels of the block's rows, one for each summed channel.
+//
+// The config defines kWeightTaps: for each distance and slot, where the tap stands in the kernel (ten bits each, the
+// width's lowest) or -1, and kStageBoxes: for each stage, how many of them there are. Each of these twice: where a
+// chunk's boxes are unrolled, places are known when it is compiled, and one copy does not wait for the next one's
+// place.
+
+#include "tile_stream_load.cuh"
+
+// By one thread.
+__device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, const BlockRows& rows, int rank,
+                                                    const StreamBarriers& barriers, unsigned ring,
+                                                    RingPlace<kShape.weight_ring>& place) {
+  constexpr int kSlots = kShape.all_slots();
+  constexpr int kStages = kShape.stages_per_chunk();
+  constexpr bool kKnown = kShape.all_backs() * kSlots * kShape.weight_runs() <= 16;
+#pragma unroll 1
+  for (int index = 0; index < kShape.block_chunks(); ++index) {
+    const int chunk = rank * kShape.block_chunks() + index;
+    const int summed = rows.group * kShape.channels + chunk * kShape.chunk_channels();
+#pragma unroll(kKnown ? kStages : 1)
+    for (int stage = 0; stage < kStages; ++stage) {
+      const unsigned full = barriers.weight_full(place.slot);
+      unsigned target = ring + place.slot * kShape.weight_stage_bytes();
+      const int first = stage * kShape.stage_backs;
+      const int backs = min(kShape.stage_backs, kShape.all_backs() - first);
+      ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+      const int boxes = (kKnown ? kFixedStageBoxes[stage] : kStageBoxes[stage]) * kShape.weight_runs();
+      ptx::expect_bytes(full, boxes * kShape.weight_box_bytes());
+#pragma unroll(kKnown ? kShape.stage_backs * kSlots : 1)
+      for (int i = 0; i < backs * kSlots; ++i) {
+        const int tap = kKnown ? kFixedWeightTaps[first * kSlots + i] : kWeightTaps[first * kSlots + i];
+#pragma unroll(kKnown ? kShape.weight_runs() : 1)
+        for (int run = 0; run < kShape.weight_runs(); ++run) {
+          const int at[5] = {rows.first_channel + run * kShape.weight_run(), (tap & 1023) + rows.first_residue[2],
+                             (tap >> 10 & 1023) + rows.first_residue[1], (tap >> 20) + rows.first_residue[0], summed};
+          if (tap >= 0) ptx::copy_tensor(target, &stream.weight, at, full);
+          target += kShape.weight_box_bytes();
+        }
+      }
+      place.advance();
+    }
+  }
+}
+"""
 FILES["tile_stream_team.cuh"] = r"""
 // What the warps of a streaming block that multiply have: sums in registers, and where their cells lie in a box.
 
@@ -7577,16 +7914,19 @@ constexpr int kRowTiles = kShape.row_tiles;
 constexpr int kColumnTiles = kShape.column_tiles;
 constexpr int kSteps = kShape.slabs / 2;
 constexpr int kLine = kShape.line_backs();
-// Items of a chunk: one step of depth at one distance, or at all distances of a line.
-constexpr int kItems = kShape.all_backs() / kLine * kSteps;
-constexpr int kStageItems = kShape.stage_backs / kLine * kSteps;
+// Items of a chunk: one step of depth, or a few, at one distance, or at all distances of a line.
+constexpr int kItemSteps = kShape.item_steps;
+constexpr int kLineItems = kSteps / kItemSteps;
+constexpr int kItems = kShape.all_backs() / kLine * kLineItems;
+constexpr int kStageItems = kShape.stage_backs / kLine * kLineItems;
 // A chunk with fewer of them ends with the same set of registers as the others.
-static_assert(kShape.even_planes() || kSteps % 2 == 0);
+static_assert(kShape.even_planes() || kLineItems % 2 == 0);
+static_assert(kSteps % kItemSteps == 0);
 // Unrolled, an item's place and missing taps are known to the compiler.
 constexpr int kPlanes = kShape.even_planes() ? 1 : kShape.all_plane_groups();
 // Chunks of all residues together take long to compile where products have many columns.
 constexpr int kUnrolledItems =
-    kPlanes == 1 ? kItems * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
+    kPlanes == 1 ? kItems * kItemSteps * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
 constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
@@ -7621,6 +7961,11 @@ struct CellTeam {
   static constexpr int kFragments = kShape.line_fragments();
   // Tiles whose place in the box is kept; the others lie steps along the line from the first.
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
+
+  // Products of an item, and those of them that come before the next fragments are loaded: of long lines, half.
+  static constexpr int kProducts = kLine * kRowTiles * kCellTiles;
+  static constexpr int kFirstProducts =
+      kLine > 2 && kItemSteps == 1 && !kShape.splits() ? (kProducts + 1) / 2 : kProducts;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
   // Where factors are split: the sum of a few products, on its way to `sum`.
@@ -7671,18 +8016,22 @@ struct CellTeam {
 
   // One for each tile of cells, or for each cell of a line that any of its distances reaches; where factors are split,
   // the small parts after the big ones.
-  using Fragments = unsigned[kShape.weight_parts() * kFragments][4];
+  using Fragments = unsigned[kItemSteps * kShape.weight_parts() * kFragments][4];
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
-  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int step) const {
-    if constexpr (kShape.window > 1) {
-      load_windows(out, stage, offset, step);
-    } else {
-      load_channels(out, stage, offset, step);
+  // `item` counts those of a line.
+  __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int item) const {
+#pragma unroll
+    for (int i = 0; i < kItemSteps; ++i) {
+      if constexpr (kShape.window > 1) {
+        load_windows(out + i * kFragments, stage, offset, item * kItemSteps + i);
+      } else {
+        load_channels(out + i * kFragments, stage, offset, item * kItemSteps + i);
+      }
     }
     if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
   }
-  __device__ __forceinline__ void load_channels(Fragments& out, unsigned stage, int offset, int step) const {
+  __device__ __forceinline__ void load_channels(unsigned (*out)[4], unsigned stage, int offset, int step) const {
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
       if constexpr (kShape.tensor_copies) {
@@ -7729,7 +8078,7 @@ struct CellTeam {
     for (unsigned& word : out) word = rounded(word);
   }
   // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
-  __device__ __forceinline__ void load_windows(Fragments& out, unsigned stage, int offset, int step) const {
+  __device__ __forceinline__ void load_windows(unsigned (*out)[4], unsigned stage, int offset, int step) const {
     constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
     // Places may be as little as a word apart; of two-byte elements, a window of two is one word.
     constexpr int kPair = 8 / kShape.element_bytes;
@@ -7758,8 +8107,8 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The products of one item; `weights` is the descriptor of its stage's first row. Of split factors the small products
-  // come first, so that they are not cut off.
+  // The first products of one item; `weights` is the descriptor of its stage's first row. Of split factors, where they
+  // are all of them, the small ones come first, so that they are not cut off.
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
     ptx::fence_warpgroup();
     if constexpr (kShape.splits()) {
@@ -7767,9 +8116,20 @@ struct CellTeam {
       add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), item);
       add_products(part, cells, 0, weights, item);
     } else {
-      add_products(sum, cells, 0, weights, item);
+#pragma unroll
+      for (int i = 0; i < kItemSteps; ++i)
+        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), item);
     }
     ptx::commit_warpgroup();
+  }
+  // The others. A warp stands still while the tensor cores are busy with products of its own that it has handed over:
+  // what it loads before the last of them arrives in the meantime.
+  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int item) {
+    if constexpr (kFirstProducts < kProducts) {
+      ptx::fence_warpgroup();
+      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, item);
+      ptx::commit_warpgroup();
+    }
   }
 
   // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
@@ -7792,21 +8152,25 @@ struct CellTeam {
     }
   }
 
-  // With the fragments from `first` on.
-  template <typename Sums>
+  static constexpr unsigned long long kDescriptor = kShape.weight_descriptor();
+  // Products number kBegin to kEnd, with the fragments from `first` on.
+  template <int kBegin = 0, int kEnd = kProducts, typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
                                                       int item) {
 #pragma unroll
     for (int back = 0; back < kLine; ++back) {
-      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kSteps * kLine + back] : ~0u;
-      const unsigned b = weights + (item % kStageItems / kSteps * kLine + back) * kShape.weight_back_pitch() +
-                         item % kSteps * 2 * kShape.weight_slab_pitch();
+      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kLineItems * kLine + back] : ~0u;
+      const unsigned b = weights + (item % kStageItems / kLineItems * kLine + back) * kShape.weight_back_pitch() +
+                         item % kLineItems * kItemSteps * kShape.weight_depth_pitch();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
-          multiply(sums[i][tile], cells[first + i + line_place(back)], 8ULL << 32 | (b + tile * kShape.row_unit));
+          const int product = (back * kRowTiles + tile) * kCellTiles + i;
+          if (product < kBegin || product >= kEnd) continue;
+          multiply(sums[i][tile], cells[first + i * kShape.tile_fragments() + line_place(back)],
+                   kDescriptor << 32 | (b + tile * kShape.weight_tile_pitch()));
         }
       }
     }
@@ -7847,6 +8211,113 @@ __device__ __forceinline__ void stream_input(const StreamParams& stream, const T
     ptx::copy_tensor(ring + place.slot * kShape.input_stage_bytes(), &stream.input, at, full);
     place.advance();
   }
+}
+"""
+FILES["tile_stream_weight_boxes.cuh"] = r"""
+// Stages of a gradient's weights straight out of a channels-last tensor by the copy engine, a box for each tap: rows of
+// summed channels, 16-byte columns swapped, which products read as they are. One thread asks for them. The tensor cores
+// would cut fp32 words: two warps round them where they lie.
+//
+// The config defines kWeightTaps: for each group of planes the taps with which its chunks are multiplied, one after the
+// other.
+
+#include "tile_stream_tensor.cuh"
+
+constexpr int kWeightBoxBytes = kShape.weight_back_pitch() * 16;
+
+// A visit for each stage of a tile: its chunk, first distance, and how many distances it has.
+template <typename Visit>
+__device__ __forceinline__ void for_each_stage(const Visit& visit) {
+#pragma unroll 1
+  for (int chunk = 0; chunk < kShape.block_chunks(); ++chunk) {
+    const int backs = chunk_backs(chunk);
+#pragma unroll 1
+    for (int back = 0; back < backs; back += kShape.stage_backs)
+      visit(chunk, back, min(kShape.stage_backs, backs - back));
+  }
+}
+
+__device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, const BlockRows& rows, int rank,
+                                                    const StreamBarriers& barriers, unsigned ring,
+                                                    RingPlace<kShape.weight_ring>& place) {
+  constexpr int kGroups = kShape.all_plane_groups();
+  const int first_row = rows.group * kShape.out_channels + rows.first_channel;
+  for_each_stage([&](int chunk, int back, int count) {
+    const int index = rank * kShape.block_chunks() + chunk;
+    const int first_channel = index / kGroups * kShape.chunk_channels();
+    const unsigned full = kShape.rounds_boxes() ? barriers.weight_raw(place.slot) : barriers.weight_full(place.slot);
+    ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
+    ptx::expect_bytes(full, count * kWeightBoxBytes);
+    unsigned target = ring + place.slot * kShape.weight_stage_bytes();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const int tap = kWeightTaps[index % kGroups * kShape.all_backs() + back + i];
+      constexpr int kRows = kShape.reordered_rows();
+      const int at[5] = {tap * kShape.channels + first_channel, kRows == 1 ? first_row : 0, 0, 0,
+                         kRows == 1 ? 0 : first_row / kRows};
+      ptx::copy_tensor(target, &stream.weight, at, full);
+      target += kWeightBoxBytes;
+    }
+    place.advance();
+  });
+}
+
+// Some vectors of one thread, from one turn of all rounding threads to the next.
+struct RoundedVectors {
+  static constexpr int kTurn = kRoundingThreads * 16;
+  static constexpr int kTurns = kWeightBoxBytes / kTurn;  // of a tap's box
+  static constexpr int kCount = kTurns % 4 == 0   ? 4
+                                : kTurns % 5 == 0 ? 5
+                                : kTurns % 3 == 0 ? 3
+                                : kTurns % 2 == 0 ? 2
+                                                  : 1;
+  static_assert(!kShape.rounds_boxes() || kWeightBoxBytes % kTurn == 0);
+
+  unsigned words[kCount][4];
+
+  __device__ __forceinline__ void load(unsigned address) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) ptx::load_shared<16>(address + i * kTurn, words[i]);
+  }
+  __device__ __forceinline__ void store(unsigned address) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      Cell cell;
+#pragma unroll
+      for (int word = 0; word < 4; ++word) cell.word[word] = words[i][word];
+      ptx::store_16(address + i * kTurn, rounded(cell));
+    }
+  }
+};
+
+__device__ __forceinline__ void round_weight_boxes(const StreamBarriers& barriers, unsigned ring, int thread,
+                                                   RingPlace<kShape.weight_ring>& place) {
+  constexpr int kStep = RoundedVectors::kCount * RoundedVectors::kTurn;
+  for_each_stage([&](int, int, int count) {
+    ptx::wait_barrier(barriers.weight_raw(place.slot), place.parity);
+    unsigned address = ring + place.slot * kShape.weight_stage_bytes() + thread * 16;
+    const unsigned end = address + count * kWeightBoxBytes;
+    RoundedVectors even;
+    RoundedVectors odd;
+    even.load(address);
+    // The next ones are on their way while these are rounded.
+#pragma unroll 1
+    while (true) {
+      const bool has_odd = address + kStep != end;
+      if (has_odd) odd.load(address + kStep);
+      even.store(address);
+      address += kStep;
+      if (!has_odd) break;
+      const bool has_even = address + kStep != end;
+      if (has_even) even.load(address + kStep);
+      odd.store(address);
+      address += kStep;
+      if (!has_even) break;
+    }
+    ptx::fence_for_async_proxy();
+    ptx::arrive(barriers.weight_full(place.slot));
+    place.advance();
+  });
 }
 """
 FILES["tile_stream_weights.cuh"] = r"""
@@ -7988,19 +8459,6 @@ __device__ __forceinline__ const char* first_weight(const TileParams& params, co
              kShape.element_bytes;
 }
 
-// Blocks that begin together wait for the same weights at every stage: each asks for a part of all of them at once, so
-// that they come from the L2 cache from then on. By one thread.
-__device__ __forceinline__ void prefetch_weights(const TileParams& params) {
-  constexpr long long kPiece = 4096;
-  if (reinterpret_cast<unsigned long long>(params.weight) % 16 != 0) return;
-  for (long long begin = blockIdx.x * kPiece; begin < params.weight_bytes; begin += gridDim.x * kPiece) {
-    const long long left = (params.weight_bytes - begin) / 16 * 16;
-    if (left > 0)
-      ptx::prefetch_bulk(static_cast<const char*>(params.weight) + begin,
-                         static_cast<unsigned>(left < kPiece ? left : kPiece));
-  }
-}
-
 // Brings the weights of one tile of outputs, stage after stage.
 __device__ __forceinline__ void load_stream_weights(const TileParams& params, const BlockRows& rows, int rank,
                                                     const StreamBarriers& barriers, unsigned ring, int thread,
@@ -8065,9 +8523,8 @@ constexpr int phase_tap(const TileShape& shape, const int (&first_residue)[3], c
   int index = 0;
   for (int axis = 0; axis < 3; ++axis) {
     const int residue = first_residue[axis] + shape.residue_of(axis, slot[axis]);
-    const int reach = residue + shape.stride[axis] * backs[axis] * shape.back_step[axis];
-    const int tap = reach / shape.dilation[axis];
-    exists = exists && residue < shape.stride[axis] && tap * shape.dilation[axis] == reach && tap < shape.kernel[axis];
+    const int tap = shape.axis_tap(axis, residue, backs[axis]);
+    exists = exists && tap >= 0;
     index = index * shape.kernel[axis] + tap;
   }
   return exists ? index : -1;
@@ -8105,8 +8562,8 @@ constexpr int gradient_tap(const TileShape& shape, const PlaneGroup& group, int 
     if (shape.plane_groups(axis) > 1) {
       const int residue = shape.group_residue(axis, group.at[axis]) + at[axis] / shape.backs[axis];
       const int back = at[axis] % shape.backs[axis];
-      exists = exists && shape.has_tap(axis, residue, back);
-      tap = (residue + shape.stride[axis] * back * shape.back_step[axis]) / shape.dilation[axis];
+      tap = shape.axis_tap(axis, residue, back);
+      exists = exists && tap >= 0;
     }
     found = found * shape.kernel[axis] + tap;
   }
