@@ -6110,8 +6110,9 @@ struct TileShape {
   // Streams that read them there: elements of a load, and from one summed channel, row's channel or tap to the next.
   int weight_vector;
   int weight_steps[3];
-  // The copy engine brings weights out of a channels-last tensor itself, as boxes of one tap, which products read as they
-  // are: rows of a gradient's hold channels of the sum, those of a forward layer's (of two bytes) channels of its rows.
+  // The copy engine brings weights out of a channels-last tensor itself, as boxes of one tap, which products read as
+  // they are: rows of a gradient's hold channels of the sum, those of a forward layer's (of two bytes) channels of its
+  // rows.
   bool weight_boxes;
   bool input_channels_last;
   bool wide_input;  // channels-last input whose 16-byte vectors are aligned and whole
