@@ -9,13 +9,12 @@
 namespace tconv::test {
 
 // Sanitizers look for mistakes in memory, which a part of the cases shows, and make each case many times slower.
-constexpr int cases(int count) {
 #ifdef TCONV_SANITIZED
-  return std::max(1, count / 8);
+constexpr bool kSanitized = true;
 #else
-  return count;
+constexpr bool kSanitized = false;
 #endif
-}
+constexpr int cases(int count) { return kSanitized ? std::max(1, count / 8) : count; }
 
 // Whether a test takes its whole list, not only the part that is meant for every day (`make test-kernels`).
 inline bool takes_all() {

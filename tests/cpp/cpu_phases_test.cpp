@@ -125,8 +125,9 @@ std::vector<Problem> channels_last_problems(Direction direction) {
 
 TEST(Phases, ChannelsLast) {
   Random random(12);
+  const std::size_t step = test::kSanitized ? 4 : 2;
   for (const Direction direction : kDirections) {
-    for (const Problem& problem : test::shortened(channels_last_problems(direction), 2)) {
+    for (const Problem& problem : test::shortened(channels_last_problems(direction), step)) {
       check_new(problem, random);
       expect_threads_change_nothing(problem, "phases", random);
     }
