@@ -4,10 +4,10 @@
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
 // The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in place by the copy engine
-// for a gradient, 3 for a forward layer, 4 the same to be put into another order) and how outputs leave (kStores: 0
-// through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of channels, 3
-// from the sums of several blocks in vectors of channels).
+// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in boxes by the copy engine
+// for a gradient, 3 for a forward layer) and how outputs leave (kStores: 0 through shared memory as sums, 1 as they
+// will lie in the tensor, 2 straight from the sums in vectors of channels, 3 from the sums of several blocks in such
+// vectors).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -17,7 +17,7 @@
 #include "tile_stream_team.cuh"
 #if kWeights == 1
 #include "tile_stream_weights.cuh"
-#elif kWeights >= 3
+#elif kWeights == 3
 #include "tile_stream_tap_boxes.cuh"
 #elif kWeights == 2
 #include "tile_stream_weight_boxes.cuh"
@@ -237,15 +237,14 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
       for_each_tile(
           [&](int tile) { stream_input(stream, TilePlace(params, tile), barriers, input_ring, loader, slot); });
     } else if (kShape.copies_weights() && loader == kInputThreads) {
-#if kWeights >= 2
       RingPlace<kShape.weight_ring> slot;
+#if kWeights >= 2
       prefetch_weights(params);
       const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);
         stream_weight_boxes(stream, block_rows(place.block_row), place.rank, barriers, weight_ring, slot);
       };
 #else
-      RingPlace<kShape.weight_ring> slot;
       ptx::wait_for_previous_kernel();
       const auto bring = [&](int tile) {
         const BlockPlace place = block_place(params, tile);

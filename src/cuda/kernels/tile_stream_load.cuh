@@ -7,8 +7,8 @@
 
 constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
 constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
-constexpr int kRoundingThreads =
-    kInputThreads - 32;  // tensor copies: all but the first warp, whose thread asks for them
+// Of tensor copies: all but the first warp, one thread of which asks for them.
+constexpr int kRoundingThreads = kInputThreads - 32;
 
 // Barriers of the rings, in shared memory: a slot is full, and a slot is empty.
 struct StreamBarriers {
