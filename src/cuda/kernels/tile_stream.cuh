@@ -51,28 +51,40 @@ struct StreamReader {
                                                                                            << 16;
   }
 
-  // One item: multiplies its fragments while those of the next one are loaded.
-  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
-                                       int item, int plane = 0) {
-    const bool begins_stage = item % kStageItems == 0;
-    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
-    const unsigned weights = weight_stage();
-    team.add(now, weights, item);
+  // What an item needs to know: worked out while the products before it run, or by the compiler.
+  struct Item {
+    unsigned weights;  // descriptor of its first row
+    int next_cells;    // where the next item's cells lie in the box
+    bool begins_stage, ends_stage, ends_chunk;
+  };
+  __device__ __forceinline__ Item item_at(int item, int plane) const {
     const bool ends_chunk = item + 1 == chunk_items(plane);
+    const int in_stage = item % kStageItems;
+    return {weight_stage() + in_stage / kLineItems * kLine * kShape.weight_back_pitch() +
+                in_stage % kLineItems * kItemSteps * kShape.weight_depth_pitch(),
+            cells_of(ends_chunk ? 0 : item + 1, ends_chunk ? next_plane(plane) : plane), in_stage == 0,
+            in_stage + 1 == kStageItems || ends_chunk, ends_chunk};
+  }
+
+  // Multiplies the fragments of one item while those of the next one are loaded.
+  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                       const Item& at, int item) {
+    if (at.begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
+    team.add(now, at.weights, item / kLineItems);
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
-    if (!ends_chunk) {
-      const int back = first_back((item + 1) / kLineItems);
-      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kLineItems);
+    if (at.begins_stage && (item > 0 || chunk > 0)) give_back_weights();
+    if (at.ends_chunk && ++chunk < kShape.block_chunks()) {
+      give_back_input();
+      wait_for_input();
     }
-    team.add_rest(now, weights, item);
-    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
-    if (!ends_chunk) return;
-    if (++chunk == kShape.block_chunks()) return;
-    give_back_input();
-    begin(team, next, plane + 1 == kPlanes ? 0 : plane + 1);
+    // After a tile's last item for nothing: behind a branch, products would wait for what is loaded.
+    team.load(next, input_stage(), at.next_cells, at.ends_chunk ? 0 : (item + 1) % kLineItems);
+    team.add_rest(now, at.weights, item / kLineItems);
+    if (at.ends_stage) weight.advance();
   }
+  __device__ __forceinline__ bool is_done() const { return chunk == kShape.block_chunks(); }
+  static constexpr int next_plane(int plane) { return plane + 1 == kPlanes ? 0 : plane + 1; }
 
   // Items of a chunk, and where the cells of a distance lie in its box, in bytes: where residues differ in taps, those
   // of the one that it holds.
@@ -102,41 +114,51 @@ struct StreamReader {
     released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
-  // The first fragments of a chunk.
-  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first, int plane = 0) {
-    ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
-    team.load(first, input_stage(), kPlanes == 1 ? kFixedBackCells[first_back(0)] : back_cells(0, plane), 0);
+  __device__ __forceinline__ void wait_for_input() { ptx::wait_barrier(barriers.input_full(input.slot), input.parity); }
+  static __device__ __forceinline__ int cells_of(int item, int plane) {
+    return back_cells(first_back(item / kLineItems), plane);
   }
 
   // The distance whose cells come first in a line's fragments.
   static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
 
-  // A chunk's items take turns with two sets of registers. Where residues differ in taps, unrolled chunks come
-  // together, one of each.
+  // Items take turns with two sets of registers. Many of them that all have the same products are a loop over all
+  // chunks with two in its body, which compiles soon; otherwise each item of a chunk is code of its own, and so are
+  // chunks of residues that differ in taps.
+  __device__ __forceinline__ void walk_items(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    int item = 0;
+    int plane = 0;
+    Item at = item_at(item, plane);
+    const auto ends = [&](const CellTeam::Fragments& now, CellTeam::Fragments& next) {
+      step(team, now, next, at, item);
+      item = at.ends_chunk ? 0 : item + 1;
+      plane = at.ends_chunk ? next_plane(plane) : plane;
+      at = item_at(item, plane);
+      return is_done();
+    };
+#pragma unroll 1
+    while (!ends(first, second) && !ends(second, first)) {
+    }
+  }
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
     if constexpr (kShape.splits()) {
       walk_parts(team, first, second);
-    } else if constexpr (kUnrolled) {
+    } else {
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane) {
 #pragma unroll
         for (int item = 0; item < chunk_items(plane); ++item) {
-          if (item % 2 == 0) {
-            step(team, first, second, item, plane);
-          } else {
-            step(team, second, first, item, plane);
-          }
+          step_in_turn(team, first, second, item, item, plane);
         }
       }
+    }
+  }
+  __device__ __forceinline__ void step_in_turn(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
+                                               int turn, int item, int plane) {
+    if (turn % 2 == 0) {
+      step(team, first, second, item_at(item, plane), item);
     } else {
-      const int plane = chunk % kPlanes;
-      const int items = chunk_items(plane);
-#pragma unroll 1
-      for (int item = 0; item + 1 < items; item += 2) {
-        step(team, first, second, item, plane);
-        step(team, second, first, item + 1, plane);
-      }
-      if (kItems % 2 == 1) step(team, first, second, kItems - 1);
+      step(team, second, first, item_at(item, plane), item);
     }
   }
 
@@ -154,13 +176,7 @@ struct StreamReader {
   __device__ __forceinline__ void walk_part(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
                                             int begin) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i % 2 == 0) {
-        step(team, first, second, begin + i);
-      } else {
-        step(team, second, first, begin + i);
-      }
-    }
+    for (int i = 0; i < kCount; ++i) step_in_turn(team, first, second, i, begin + i, 0);
     ptx::wait_for_warpgroup<0>();
     team.keep_part();
     if constexpr (kShape.splits_late()) CellTeam::split(first, second);
@@ -170,16 +186,21 @@ struct StreamReader {
 __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
   CellTeam::Fragments even;
   CellTeam::Fragments odd;
-  reader.begin(team, even);
+  reader.wait_for_input();
+  team.load(even, reader.input_stage(), StreamReader::cells_of(0, 0), 0);
   if constexpr (kShape.splits_late()) CellTeam::split(even, even);
-  // After an odd number of items the next chunk begins with the other set.
-  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : kUnrolled ? kPlanes : 1;
+  if constexpr (!kUnrolled && !kShape.splits()) {
+    reader.walk_items(team, even, odd);
+  } else {
+    // After an odd number of items the next chunk begins with the other set.
+    constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : kUnrolled ? kPlanes : 1;
 #pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
-    reader.walk_chunk(team, even, odd);
-    if constexpr (kItems % 2 == 1 && kTurn == 2) {
-      if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
-      reader.walk_chunk(team, odd, even);
+    for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
+      reader.walk_chunk(team, even, odd);
+      if constexpr (kItems % 2 == 1 && kTurn == 2) {
+        if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
+        reader.walk_chunk(team, odd, even);
+      }
     }
   }
   ptx::wait_for_warpgroup<0>();

@@ -17,12 +17,16 @@ constexpr int kStageItems = kShape.stage_backs / kLine * kLineItems;
 // A chunk with fewer of them ends with the same set of registers as the others.
 static_assert(kShape.even_planes() || kLineItems % 2 == 0);
 static_assert(kSteps % kItemSteps == 0);
-// Unrolled, an item's place and missing taps are known to the compiler.
 constexpr int kPlanes = kShape.even_planes() ? 1 : kShape.all_plane_groups();
-// Chunks of all residues together take long to compile where products have many columns.
-constexpr int kUnrolledItems =
-    kPlanes == 1 ? kItems * kItemSteps * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
-constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
+// Unrolled, an item's place and missing taps are known to the compiler, which pays where items have few products. Many
+// products take long to compile, those of many sums longer than in proportion; after an odd number of items the next
+// chunk is code of its own.
+constexpr int kChunkProducts =
+    (kPlanes == 1 ? kShape.all_backs() : kShape.all_group_taps()) * kSteps * kRowTiles * (kColumnTiles / 8);
+constexpr int kProductCost = kShape.row_unit * (128 + kShape.row_unit) / 384;
+constexpr int kMostUnrolled = 1200;
+constexpr bool kUnrolled =
+    !kShape.all_taps || (!kShape.splits() && kChunkProducts * kProductCost * (1 + kItems % 2) <= kMostUnrolled);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -202,27 +206,27 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The first products of one item; `weights` is the descriptor of its stage's first row. Of split factors, where they
-  // are all of them, the small ones come first, so that they are not cut off.
-  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
+  // The first products of one item of a line; `weights` is the descriptor of its first row. Of split factors, where
+  // they are all of them, the small ones come first, so that they are not cut off.
+  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int line) {
     ptx::fence_warpgroup();
     if constexpr (kShape.splits()) {
-      add_products(part, cells, kFragments, weights, item);
-      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), item);
-      add_products(part, cells, 0, weights, item);
+      add_products(part, cells, kFragments, weights, line);
+      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), line);
+      add_products(part, cells, 0, weights, line);
     } else {
 #pragma unroll
       for (int i = 0; i < kItemSteps; ++i)
-        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), item);
+        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), line);
     }
     ptx::commit_warpgroup();
   }
   // The others. A warp stands still while the tensor cores are busy with products of its own that it has handed over:
   // what it loads before the last of them arrives in the meantime.
-  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int item) {
+  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int line) {
     if constexpr (kFirstProducts < kProducts) {
       ptx::fence_warpgroup();
-      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, item);
+      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, line);
       ptx::commit_warpgroup();
     }
   }
@@ -251,12 +255,11 @@ struct CellTeam {
   // Products number kBegin to kEnd, with the fragments from `first` on.
   template <int kBegin = 0, int kEnd = kProducts, typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
-                                                      int item) {
+                                                      int line) {
 #pragma unroll
     for (int back = 0; back < kLine; ++back) {
-      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kLineItems * kLine + back] : ~0u;
-      const unsigned b = weights + (item % kStageItems / kLineItems * kLine + back) * kShape.weight_back_pitch() +
-                         item % kLineItems * kItemSteps * kShape.weight_depth_pitch();
+      const unsigned tiles = kUnrolled ? kFixedBackRows[line * kLine + back] : ~0u;
+      const unsigned b = weights + back * kShape.weight_back_pitch();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
