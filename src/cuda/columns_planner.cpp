@@ -325,7 +325,31 @@ std::string why_no_columns(const Problem& problem, const DeviceProperties& devic
   return {};
 }
 
+namespace {
+
+// Small images with a few output channels: taps fill the rows of a tensor-core tile, phases would leave most of them
+// empty.
+bool fills_rows_with_taps(const Problem& problem) {
+  constexpr std::int64_t kFewRows = 16;
+  constexpr std::int64_t kManyTaps = 64;
+  constexpr std::int64_t kSmallImage = 128;
+  constexpr std::int64_t kManyChannels = 32;
+  std::int64_t rows = problem.out_channels_per_group();
+  std::int64_t taps = 1;
+  std::int64_t cells = 1;
+  for (const Axis& axis : problem.axes) {
+    rows *= std::min(axis.stride, axis.kernel);
+    taps *= axis.kernel;
+    cells *= axis.input;
+  }
+  return rows <= kFewRows && taps >= kManyTaps && cells <= kSmallImage &&
+         problem.in_channels_per_group() >= kManyChannels;
+}
+
+}  // namespace
+
 std::string why_rather_no_columns(const Problem& problem, const DeviceProperties& device) {
+  if (fills_rows_with_taps(problem)) return {};
   // Weights worth not being packed; few enough that the L2 cache keeps them for the other samples of a batch.
   constexpr std::int64_t kManyWeights = 3LL << 18U;
   constexpr std::int64_t kMostWeights = 1LL << 23U;

@@ -269,9 +269,12 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double taken = shape.gradient ? (shape.all_planes() == 1 ? 0.85 : 1.1) * seconds + 6e-6 : seconds;
   // Nor were they fitted to channels-last weights in place: four bytes took longer, two bytes less.
   const double in_place = !shape.wide_weights || shape.packed ? 1.0 : shape.element_bytes == 4 ? 1.5 : 0.65;
+  // Nor to single warps forward (those of strict arithmetic have a rate of their own).
+  const bool warps = !shape.warpgroup && !shape.gradient && shape.math != TileMath::fp32x3;
   // Nor to pixels of two-byte channels.
   const double pixels = shape.output_channels_last && shape.element_bytes == 2 ? 1.4 : 1.0;
-  return taken * in_place * pixels * preference * (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
+  return taken * in_place * (warps ? 1.4 : 1.0) * pixels * preference *
+         (shape.block_channels < 4 && shape.out_channels >= 4 ? 1.2 : 1.0);
 }
 
 }  // namespace tconv::cuda

@@ -86,9 +86,19 @@ std::vector<CellTile> cell_tiles(const Problem& problem, TileShape shape, int co
   // Pixels with all their channels are long enough pieces of memory, rows need useful lengths.
   const bool pixels = shape.tensor_copies && shape.output_channels_last;
   const int least_width = pixels ? 8 : 16;
+  // Low tiles of pixels leave room for samples; the usual ones come first.
+  const auto heights = [&](int w) {
+    const std::int64_t highest = most([&](int length) { return fits(1, 1, length, w); });
+    std::vector<int> lengths = cut_lengths(size[2], highest);
+    if (!pixels || shape.gradient) return lengths;
+    for (const int length : cut_lengths(size[2], highest, 16)) {
+      if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) lengths.push_back(length);
+    }
+    return lengths;
+  };
   for (const int w : cut_lengths(size[3], columns, pixels ? 12 : 4)) {
     if (w < std::min<std::int64_t>(size[3], least_width)) continue;
-    for (const int h : cut_lengths(size[2], most([&](int length) { return fits(1, 1, length, w); }))) {
+    for (const int h : heights(w)) {
       for (const int d : cut_lengths(size[1], most([&](int length) { return fits(1, length, h, w); }))) {
         if (!fits(1, d, h, w)) continue;
         const int n = static_cast<int>(std::min(size[0], most([&](int length) { return fits(length, d, h, w); })));

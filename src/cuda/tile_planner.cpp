@@ -63,7 +63,18 @@ std::int64_t rows_of(const Problem& problem) {
   return rows;
 }
 
-constexpr std::int64_t kFewRows = 4;
+// Rows that would leave most of a tensor-core tile empty. With sums as long as these CUDA cores take several times as
+// long as the memory does, and streams of four rows less.
+bool has_few_rows(const Problem& problem, const DeviceProperties& device) {
+  constexpr std::int64_t kFewRows = 4;
+  constexpr std::int64_t kLongSum = 512;
+  const std::int64_t rows = rows_of(problem);
+  if (rows != kFewRows || device.arch != 90 || !device.has_wgmma) return rows <= kFewRows;
+  if (problem.direction != Direction::forward || math_of(problem) == TileMath::fp32x3) return true;
+  std::int64_t depth = problem.in_channels_per_group();
+  for (const Axis& axis : problem.axes) depth *= axis.kernel;
+  return depth < kLongSum * rows;
+}
 
 // Which residues of a gradient's axes lie in a patch together: those of all axes as long as they are few, otherwise
 // chunk after chunk some of them. Where the taps do not divide evenly among them, chunks multiply by zeros.
@@ -267,7 +278,7 @@ std::string why_no_tile(const Problem& problem, const DeviceProperties& device) 
     taps *= problem.direction == Direction::forward ? -site_of(axis, axis.kernel - 1).shift + 1 : axis.kernel;
     if (taps > 4096) return "too many distances between outputs and inputs (" + std::to_string(taps) + ")";
   }
-  if (rows_of(problem) <= kFewRows) {
+  if (has_few_rows(problem, device)) {
     return "few rows (phases times output channels of a group: " + std::to_string(rows_of(problem)) +
            "), which would leave most of a tensor-core tile empty";
   }

@@ -58,13 +58,16 @@ double weight_loading_cycles(const TileShape& shape) {
   // Short runs of channels meet in few banks.
   const int runs = shape.weight_steps[1] == 1 ? shape.block_channels / shape.weight_vector : 8;
   const double words = shape.weight_registers() >= 88 ? 32 : 16;
+  // Elements that are loaded alone take a register and a sector each, whatever their size.
+  const int load_bytes = shape.weight_vector * shape.element_bytes;
   const double turn = (shape.weight_steps[2] == 1 ? 1900 : 1500) *
-                      (runs >= 8   ? 1.0
+                      (runs >= 16  ? 0.95
+                       : runs >= 8 ? 1.0
                        : runs >= 4 ? 1.4
                                    : 1.8) *
-                      (words == 32 ? 1.0 : 1.3);
+                      (words == 32 ? 1.0 : 1.3) * (load_bytes <= 4 ? 1.2 : 1.0);
   const double stage_bytes = static_cast<double>(shape.weight_stage_bytes()) / shape.weight_parts();
-  const double turns = std::ceil(stage_bytes / (4 * words * kStreamThreads));
+  const double turns = std::ceil(stage_bytes / (std::min(load_bytes, 4) * words * kStreamThreads));
   const double per_cell = 4 + 2.0 * shape.vector() / shape.weight_vector;
   const double issued = stage_bytes / 16 / kStreamThreads * per_cell;
   return shape.block_chunks() * shape.stages_per_chunk() * (turns * turn + issued);
@@ -112,8 +115,13 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // is room for two chunks only.
   const bool few_teams = shape.keeps_weights && shape.column_teams * shape.blocks_per_multiprocessor < 3;
   const double late = shape.keeps_weights && shape.input_ring < 3 && shape.blocks_per_multiprocessor == 1 ? 1.08 : 1.0;
+  // Of many columns, two teams leave gaps between products that a third one fills.
+  const bool fills_gaps = !shape.gradient && !shape.output_channels_last && shape.element_bytes == 4 &&
+                          !shape.keeps_weights && shape.all_backs() > 1 && shape.rows() >= 128 &&
+                          shape.column_teams * shape.blocks_per_multiprocessor >= 3;
+  const double gaps_left = fills_gaps ? 0.92 : 1.0;
   const double multiply = shape.splits() ? 1.05 * products + 0.5 * fragments + 0.5 * parts
-                                         : late * (0.55 * products + (few_teams ? 2.0 : 1.74) * fragments);
+                                         : late * gaps_left * (0.55 * products + (few_teams ? 2.0 : 1.74) * fragments);
   const double copies =
       0.37 * chunks * (shape.input_channels_last ? 1 : shape.chunk_read_channels()) * shape.copy_places();
 
@@ -181,12 +189,15 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double computed = cycles / clock + (0.26 * torn + (in_rows ? 0.48 : 0.18) * ends) / device.bandwidth;
   // Among cuts that the memory bounds, those with less to compute.
   const double besides = (shape.gradient || shape.output_channels_last ? 0.05 : 0.03) * std::min(computed, transfer);
-  // A call that is over before its launches are is better off with one, even where that takes a little longer.
-  const double launches = !shape.packed && problem.batch == 1 ? 0.8 : 1.0;
   // What rows of two bytes gain from kept weights beyond the rest of the model.
   const double kept = shape.keeps_weights && in_rows && shape.element_bytes == 2 ? 0.93 : 1.0;
-  return ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * launches * kept *
-         gradient_surplus(shape);
+  const double seconds = ((std::max(computed, transfer) + besides) * split + 5.5e-6 + packing) * preference * kept *
+                         gradient_surplus(shape);
+  // A call that is over before its launches are is better off with one, even where that takes a little longer.
+  if (shape.packed || problem.batch > 1) return seconds;
+  constexpr double kLaunch = 4e-6;
+  return blocks <= slots || shape.splits() || shape.gradient ? 0.8 * seconds
+                                                             : std::max(0.92 * seconds, seconds - kLaunch);
 }
 
 }  // namespace tconv::cuda

@@ -213,6 +213,9 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     if (at_start < least) continue;
     if (shape.row_unit / 2 + 30 > at_start) continue;
     if (shape.multiplying_registers() < needed) continue;
+    // Beyond this ptxas finds registers insufficient for lines of TF32 products and serialises them.
+    const bool rounds = shape.element_bytes == 4 && !shape.splits() && shape.row_unit >= 16 && shape.row_unit < 32;
+    if (rounds && shape.line_backs() > 1 && sums + fragments > at_start - 32) continue;
     // Staging in many turns beside the rings costs more than blocks that come and go, unless sums are short.
     const int most_turns = shape.image_row > 0 || shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
     if (shape.stays && shape.store_vector == 0)
@@ -326,6 +329,7 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
     if (!fits || shape.skips_backs()) continue;
     // Half of a product's least columns, where the copy engine brings both operands: more blocks for small layers.
     const int least_columns = base.tensor_copies && base.output_channels_last && base.element_bytes == 2 ? 32 : 64;
+    const int least_used = base.gradient ? 12 : 4;
     std::map<int, std::vector<CellTile>> tiles_of;  // by columns
     std::vector<int> channel_counts = channel_choices(base);
     for (const int channels : {192, 256}) {
@@ -333,7 +337,7 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
     }
     for (const int channels : channel_counts) {
       const std::int64_t used = static_cast<std::int64_t>(shape.all_slots()) * channels;
-      if (used < 12 || used > 256 || (used < least_columns && channels < base.out_channels)) continue;
+      if (used < least_used || used > 256 || (used < least_columns && channels < base.out_channels)) continue;
       if (base.folds() && channels < base.out_channels) continue;
       if (channels < 4 && base.out_channels >= 4) continue;  // stored in pieces
       shape.block_channels = channels;
@@ -354,7 +358,10 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
           if (!offsets_fit(shape, problem)) continue;
           const long long blocks = tile_blocks(shape, problem);
           const bool few_blocks = blocks <= kMostWavesInPlace * device.multiprocessors;
-          const bool may_keep = !few_blocks && shape.even_planes() && tile_block_rows(shape, problem) == 1;
+          // Blocks that take several tiles each may keep them; gradients, whose weights are packed, where they take
+          // many.
+          const bool many_tiles = shape.gradient ? !few_blocks : blocks >= 2 * device.multiprocessors;
+          const bool may_keep = many_tiles && shape.even_planes() && tile_block_rows(shape, problem) == 1;
           const auto add = [&](WeightsCome way, bool keeps) {
             TileShape cut = shape;
             cut.keeps_weights = keeps;

@@ -276,6 +276,19 @@ TEST_F(EmulatedTile, CellsOfOneResidue) {
   for (std::size_t i = 0; i < count; ++i) check_streams(problems[i], wanted, kind);
 }
 
+// Fewer rows than a product has columns, with sums that are too long for CUDA cores.
+TEST_F(EmulatedTile, FewRows) {
+  const std::vector<Problem> problems = {
+      make(1, 32, 1, 1, {axis(7, 9, 2, 4, 1), axis(40, 9, 2, 4, 1)}),
+      in(make(1, 40, 1, 1, {axis(6, 9, 3, 4, 2), axis(16, 9, 3, 4, 2)}), DType::bf16, Precision::strict, true),
+      in(make(2, 48, 1, 1, {axis(5, 9, 2, 4, 1), axis(16, 9, 2, 4, 1)}), DType::f16, Precision::strict),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
+  const auto wanted = [](const TileShape& shape) { return shape.row_unit <= 16; };
+  const auto kind = [](const TileShape& shape) { return std::array{shape.packed, shape.stacks_tiles()}; };
+  for (std::size_t i = 0; i < count; ++i) check_streams(problems[i], wanted, kind);
+}
+
 // Two bytes in rows: eight neighbours of a channel at once, where a kernel is no longer than its stride; samples and
 // planes that share a block, tails of cells and channels, groups, distances along another axis.
 TEST_F(EmulatedTile, VectorsOfCells) {

@@ -46,11 +46,16 @@ struct WeightLoads {
   static constexpr int kUnits = kSlabTurns * kRowTurns / kRowShares;
   static constexpr int kMostWords = kShape.weight_registers() >= 88 ? 32 : 16;  // of a thread, on their way
   static constexpr int kAtOnce = kMostWords / (kLoads * kWords) > 0 ? kMostWords / (kLoads * kWords) : 1;  // units
+  // Where all threads together have the words of a whole stage and registers for as many more, the next stage's are on
+  // their way while this one's are stored.
+  static constexpr int kOtherRegisters = 40;
+  static constexpr bool kAhead = kPlaces <= kPlacesAtOnce && kUnits <= kAtOnce &&
+                                 2 * kUnits * kLoads * kWords + kOtherRegisters <= kShape.weight_registers();
 
   int row;  // the first one, a channel of the block
   int first_slab;
   int first_place;
-  unsigned words[kAtOnce][kLoads][kWords];
+  unsigned words[kAhead ? 2 * kUnits : kAtOnce][kLoads][kWords];
 
   __device__ __forceinline__ explicit WeightLoads(int thread) {
     const int group = thread / kLanes;
@@ -137,11 +142,62 @@ __device__ __forceinline__ const char* first_weight(const TileParams& params, co
              kShape.element_bytes;
 }
 
+// Brings the weights of one tile of outputs, each stage loaded before the one in front of it is stored.
+__device__ __forceinline__ void load_weights_ahead(const TileParams& params, const BlockRows& rows, int rank,
+                                                   const StreamBarriers& barriers, unsigned ring, int thread,
+                                                   RingPlace<kShape.weight_ring>& slot) {
+  using Loads = WeightLoads;
+  constexpr int kChunkStages = kShape.stages_per_chunk();
+  constexpr int kStages = kShape.block_chunks() * kChunkStages;
+  Loads loads(thread);
+  const char* const first = first_weight(params, rows) + loads.offset();
+  const int rows_left = kShape.out_channels - rows.first_channel;
+  const auto tap_of = [&](int stage) {
+    const int back = stage % kChunkStages * kShape.stage_backs;
+    const int places = min(kShape.stage_backs, kShape.all_backs() - back) * Loads::kSlotRuns;
+    return loads.first_place < places ? kWeightPlaces[back * Loads::kSlotRuns + loads.first_place] : -1;
+  };
+  const auto load = [&](int stage, int set) {
+    const int first_channel = (rank * kShape.block_chunks() + stage / kChunkStages) * kShape.chunk_channels();
+    const int tap = tap_of(stage);
+    const char* const source =
+        first + static_cast<long long>(first_channel) * kShape.weight_steps[0] * kShape.element_bytes + tap;
+#pragma unroll
+    for (int i = 0; i < Loads::kUnits; ++i)
+      loads.load(set * Loads::kUnits + i, i, source, tap >= 0, rows_left, kShape.channels - first_channel);
+  };
+  const auto store = [&](int stage, int set) {
+    ptx::wait_barrier(barriers.weight_empty(slot.slot), slot.parity ^ 1);
+    // Taps that a phase lacks are zeros, or no product is made with them.
+    if (loads.first_place < Loads::kPlaces && (kShape.all_taps || tap_of(stage) >= 0)) {
+      const unsigned to = ring + slot.slot * kShape.weight_stage_bytes() + loads.target(loads.first_place) * 16;
+#pragma unroll
+      for (int i = 0; i < Loads::kUnits; ++i) loads.store(set * Loads::kUnits + i, i, to);
+    }
+    ptx::fence_for_async_proxy();
+    ptx::arrive(barriers.weight_full(slot.slot));
+    slot.advance();
+  };
+  load(0, 0);
+#pragma unroll 1
+  for (int stage = 0; stage < kStages; stage += 2) {
+    if (stage + 1 < kStages) load(stage + 1, 1);
+    store(stage, 0);
+    if (stage + 1 == kStages) break;
+    if (stage + 2 < kStages) load(stage + 2, 0);
+    store(stage + 1, 1);
+  }
+}
+
 // Brings the weights of one tile of outputs, stage after stage.
 __device__ __forceinline__ void load_stream_weights(const TileParams& params, const BlockRows& rows, int rank,
                                                     const StreamBarriers& barriers, unsigned ring, int thread,
                                                     RingPlace<kShape.weight_ring>& slot) {
   using Loads = WeightLoads;
+  if constexpr (Loads::kAhead) {
+    load_weights_ahead(params, rows, rank, barriers, ring, thread, slot);
+    return;
+  }
   constexpr int kUnrolledTurns = Loads::kUnits <= 4 * Loads::kAtOnce ? 4 : 1;
   Loads loads(thread);
   const char* const first = first_weight(params, rows) + loads.offset();
