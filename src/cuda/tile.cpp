@@ -204,10 +204,21 @@ KernelSource main_source(const TileShape& shape) {
   return source_of(shape, file, "tconv_tile");
 }
 
-KernelSource pack_source(const TileShape& shape, bool dense_taps) {
+// Whether a gradient's weights of neighbouring channels lie one after the other, for each row from a multiple of 16
+// bytes on.
+bool has_runs(const TileShape& shape, const Problem& problem) {
+  std::int64_t taps = 1;
+  for (const Axis& axis : problem.axes) taps *= axis.kernel;
+  const Strides& strides = problem.weight_strides;
+  return shape.gradient && has_dense_taps(problem) && strides[4] == 1 && strides[1] == taps &&
+         strides[0] * shape.element_bytes % 16 == 0;
+}
+
+KernelSource pack_source(const TileShape& shape, const Problem& problem) {
   if (shape.wide_weights) return source_of(shape, "tile_pack_wide.cuh", "tconv_tile_pack");
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
-  source.config += std::string("constexpr bool kDenseTaps = ") + text_of(dense_taps) + ";\n";
+  source.config += std::string("constexpr bool kDenseTaps = ") + text_of(has_dense_taps(problem)) + ";\n" +
+                   "constexpr bool kRuns = " + text_of(has_runs(shape, problem)) + ";\n";
   return source;
 }
 
@@ -243,7 +254,7 @@ class TileKernel final : public Kernel {
         kernel_(main_source(shape_), launched_shared_bytes(shape_, blocks_, device), device.arch),
         unaligned_(std::move(unaligned)) {
     if (shape_.packed) {
-      pack_.emplace(pack_source(shape_, has_dense_taps(problem)),
+      pack_.emplace(pack_source(shape_, problem),
                     shape_.wide_weights ? 0 : static_cast<std::size_t>(pack_shared_bytes(shape_)), device.arch);
     }
     params_ = params_of(problem);
