@@ -330,7 +330,8 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   if (shape.split[0] * shape.split[1] > 1) cycles *= kFarParts;
 
   const double memory = 1.15 * bytes / device.bandwidth;
-  const bool small = shape.warpgroup && shape.loader_warps > 0 && outputs <= kSmallBlockSums;
+  const bool rows_of_pixels = !shape.rows_channels_last && !shape.columns_channels_last;
+  const bool small = shape.warpgroup && shape.loader_warps > 0 && rows_of_pixels && outputs <= kSmallBlockSums;
   if (small && cycles / kClock > memory) cycles *= kSmallBlock;
   return std::max(cycles / kClock, memory) + 3e-6 + finish;
 }

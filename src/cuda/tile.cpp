@@ -204,21 +204,11 @@ KernelSource main_source(const TileShape& shape) {
   return source_of(shape, file, "tconv_tile");
 }
 
-// Whether a gradient's weights of neighbouring channels lie one after the other, for each row from a multiple of 16
-// bytes on.
-bool has_runs(const TileShape& shape, const Problem& problem) {
-  std::int64_t taps = 1;
-  for (const Axis& axis : problem.axes) taps *= axis.kernel;
-  const Strides& strides = problem.weight_strides;
-  return shape.gradient && has_dense_taps(problem) && strides[4] == 1 && strides[1] == taps &&
-         strides[0] * shape.element_bytes % 16 == 0;
-}
-
 KernelSource pack_source(const TileShape& shape, const Problem& problem) {
   if (shape.wide_weights) return source_of(shape, "tile_pack_wide.cuh", "tconv_tile_pack");
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
   source.config += std::string("constexpr bool kDenseTaps = ") + text_of(has_dense_taps(problem)) + ";\n" +
-                   "constexpr bool kRuns = " + text_of(has_runs(shape, problem)) + ";\n";
+                   "constexpr bool kRuns = " + text_of(shape.gradient && has_weight_runs(problem)) + ";\n";
   return source;
 }
 

@@ -4,10 +4,10 @@
 #include <bit>
 #include <cmath>
 
+#include "cuda/tile_cuts.h"
+
 namespace tconv::cuda {
 namespace {
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Cells of `step` outputs that an axis has, the first of them at a multiple of it.
 std::int64_t cells_of(const Axis& axis, std::int64_t step) {
@@ -267,7 +267,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double pack_rate = shape.wide_weights ? 3.3e12 : shape.gradient ? 2.5e12 : 1.54e12;
+  const double pack_rate = shape.wide_weights ? 3.3e12 : shape.gradient && has_weight_runs(problem) ? 2.5e12 : 1.54e12;
   const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / pack_rate : 0;
   const double torn = shape.gradient ? 0 : 4 * torn_bytes(shape, problem);
   const double transfer = 1.15 * (bytes + torn) / device.bandwidth;
