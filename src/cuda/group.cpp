@@ -87,7 +87,7 @@ double box_cycles(const GroupShape& shape) {
   constexpr int kWarps = kGroupThreads / 32;
   const double busy = std::max(instructions * kWarps / 4, reads * kWarps);
   constexpr double kBytesPerCycle = 40;
-  constexpr double kRowBytes = 60;  // that a row of memory costs beside its own
+  constexpr double kRowBytes = 160;  // that a row of memory costs beside its own: lines that it has in part
   const double row_bytes = shape.row_pitch() * 4 + kRowBytes;
   const double arrives = 1000 + shape.out_channels * shape.box_rows() * row_bytes / kBytesPerCycle;
   return std::max(busy, arrives) + std::min(busy, arrives) / shape.resident;
@@ -118,7 +118,9 @@ std::vector<GroupShape> shapes_of(const Problem& problem, const DeviceProperties
         candidate.tile[1] = h;
         candidate.tile[2] = w;
         const auto bytes = static_cast<std::size_t>(candidate.shared_bytes());
-        if ((candidate.pixels() != 128 && candidate.pixels() != 256) || bytes > device.shared_bytes_per_block) continue;
+        // Sums of weights stay in registers, so that boxes of twice the pixels would spare grad_weight little.
+        const bool fits = candidate.pixels() == 128 || (candidate.pixels() == 256 && !shape.weight);
+        if (!fits || bytes > device.shared_bytes_per_block) continue;
         const auto fitting = static_cast<int>(device.shared_bytes_per_multiprocessor / (bytes + kReservedBytes));
         candidate.resident = std::clamp(fitting, 1, shape.weight && shape.warp_products() > 4 ? 2 : 3);
         double covered = 1;  // pixels of the tiles of a sample
