@@ -4,6 +4,8 @@
 #include <limits>
 #include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "cuda/element_name.h"
 #include "cuda/jit_kernel.h"
@@ -13,9 +15,10 @@ namespace tconv::cuda {
 namespace {
 
 constexpr std::int64_t kIntMax = std::numeric_limits<int>::max();
-constexpr int kMostProducts = 12;  // of a warp that adds up weights, in registers
-constexpr int kMostHeight = 16;    // taps whose weights a warp holds
-constexpr double kManyTaps = 64;   // from which on other families take longer, however rows come
+constexpr int kMostProducts = 12;             // of a warp that adds up weights, in registers
+constexpr int kMostHeight = 16;               // taps whose weights a warp holds
+constexpr std::size_t kReservedBytes = 1024;  // of shared memory, for each block
+constexpr double kManyTaps = 64;              // from which on other families take longer, however rows come
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -39,31 +42,65 @@ std::string_view why_not(const Problem& problem, const DeviceProperties& device)
     }
   }
   if (taps > 256 || problem.axes[1].kernel > kMostHeight) return "too many taps";
-  if (problem.axes[2].output() % 2 == 0 && (problem.direction == Direction::grad_input || taps < kManyTaps))
-    return "rows of even length that few taps share come faster to the other families, several at once";
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0)
     return "nothing to compute";
   return {};
 }
 
-// Cycles of a box: shared memory for its operands, and its loads.
-double box_cycles(const GroupShape& shape) {
-  const double loads = shape.out_channels * shape.box_rows() * (shape.box(2) + 31) / 32.0 * 4;
-  const int conflicts = shape.copies ? 2 : 1;
-  if (shape.weight) return loads + shape.pixels() / 8.0 * shape.rows() / 16 * (4 * conflicts + 1);
-  int reads = 0;
-  for (int row = 0; row < shape.strip_reach(); ++row) reads += shape.strip_reads(row) ? 1 : 0;
-  const int taps = static_cast<int>(ceil_div(shape.kernel[0] * shape.kernel[2], shape.tap_warps())) * shape.tap_warps();
-  return loads + shape.strips() * taps * shape.out_channels / 8.0 * (4.0 * conflicts * reads + 2 * shape.kernel[1]);
+// Instructions of a warp that bring its channels of a box.
+double load_instructions(const GroupShape& shape) {
+  const double channels = shape.out_channels / 8.0;
+  if (!shape.copies) return channels * shape.box_rows() * static_cast<double>(ceil_div(shape.box(2), 32)) * 10;
+  const int pieces = shape.row_pitch() / 4;
+  const int rest = pieces % 32;
+  const double whole = static_cast<double>(pieces / 32) * shape.box_rows() * 25;
+  if (rest == 0) return channels * whole;
+  const double several = rest * shape.box(1) >= 32
+                             ? static_cast<double>(shape.box(0) * ceil_div(shape.box(1), 32 / rest)) * 25
+                             : static_cast<double>(ceil_div(std::int64_t{shape.box_rows()} * rest, 32)) * 50;
+  return channels * (whole + several);
 }
 
-// The box of pixels that costs least for each of them, in a third of a multiprocessor's shared memory or, where none
-// fits, in half of it.
-std::optional<GroupShape> shape_of(const Problem& problem, const DeviceProperties& device) {
+// Cycles of a box: instructions of eight warps, their reads of shared memory, and what comes from memory meanwhile,
+// which other blocks of the multiprocessor hide.
+double box_cycles(const GroupShape& shape) {
+  // Where rows have leads of their own, pixels two elements apart may meet on a bank.
+  const double conflicts = shape.stride[2] % 2 == 1 || (shape.weight && (shape.same_lead || !shape.copies)) ? 1
+                           : shape.copies                                                                   ? 2
+                                                                                                            : 1;
+  double instructions = load_instructions(shape) + 150;
+  double reads = 0;
+  if (shape.weight) {
+    const double steps = shape.pixels() / 8.0;
+    instructions += steps * (3 + 10.0 * shape.warp_products()) + shape.pixels() / 32.0 * 12;
+    reads += steps * (2 + 4.0 * conflicts * shape.warp_products());
+  } else {
+    int rows = 0;
+    for (int row = 0; row < shape.strip_reach(); ++row) rows += shape.strip_reads(row) ? 1 : 0;
+    const double turns =
+        static_cast<double>(ceil_div(shape.kernel[0] * shape.kernel[2], shape.tap_warps())) * shape.out_channels / 8;
+    const double places = shape.tap_warps() == 1 ? 40.0 / shape.kernel[2] : shape.same_lead ? 15 : 45;
+    instructions += turns * (8.0 * rows + (1.0 + shape.strip) * shape.kernel[1] + places) + 40.0 * shape.strip;
+    if (shape.tap_warps() > 1) instructions += 20 + 10.0 * shape.strip;
+    reads += turns * (4.0 * conflicts * rows + 2 * shape.kernel[1]);
+  }
+  constexpr int kWarps = kGroupThreads / 32;
+  const double busy = std::max(instructions * kWarps / 4, reads * kWarps);
+  constexpr double kBytesPerCycle = 40;
+  constexpr double kRowBytes = 160;  // that a row of memory costs beside its own: lines that it has in part
+  const double row_bytes = shape.row_pitch() * 4 + kRowBytes;
+  const double arrives = 1000 + shape.out_channels * shape.box_rows() * row_bytes / kBytesPerCycle;
+  return std::max(busy, arrives) + std::min(busy, arrives) / shape.resident;
+}
+
+// Boxes of pixels, those that cost least for each of them first.
+std::vector<GroupShape> shapes_of(const Problem& problem, const DeviceProperties& device) {
   GroupShape shape{};
   shape.weight = problem.direction == Direction::grad_weight;
   shape.out_channels = static_cast<int>(problem.out_channels_per_group());
   shape.copies = problem.dtype == DType::f32;
+  shape.same_lead = shape.copies;
+  for (const int d : {1, 2, 3}) shape.same_lead = shape.same_lead && problem.output_strides[d] % 4 == 0;
   shape.strip = 1;
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];
@@ -71,37 +108,36 @@ std::optional<GroupShape> shape_of(const Problem& problem, const DevicePropertie
     shape.stride[a] = static_cast<int>(axis.stride);
     shape.dilation[a] = axis.kernel == 1 ? 1 : static_cast<int>(axis.dilation);
   }
-  if (shape.weight && shape.warp_products() > kMostProducts) return std::nullopt;
-  for (const int blocks : {3, 2}) {
-    const int room = std::min(static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024,
-                              static_cast<int>(device.shared_bytes_per_block));
-    std::optional<GroupShape> best;
-    double least = 0;
-    for (const int d : {1, 2, 4}) {
-      for (const int h : {1, 2, 4, 8, 16}) {
-        for (const int w : {16, 32, 64, 128}) {
-          GroupShape candidate = shape;
-          candidate.tile[0] = d;
-          candidate.tile[1] = h;
-          candidate.tile[2] = w;
-          if ((candidate.pixels() != 128 && candidate.pixels() != 256) || candidate.shared_bytes() > room) continue;
-          double covered = 1;  // pixels of the tiles of a sample
-          for (int a = 0; a < kSpatialAxes; ++a)
-            covered *= static_cast<double>(ceil_div(problem.axes[a].input, candidate.tile[a]) * candidate.tile[a]);
-          for (const int strip : {1, 2, 4}) {
-            candidate.strip = strip;
-            if (h % strip != 0 || candidate.strips() > kGroupThreads / 32 || (shape.weight && strip > 1)) continue;
-            const double cost = covered * box_cycles(candidate) / candidate.pixels();
-            if (best && cost >= least) continue;
-            best = candidate;
-            least = cost;
-          }
+  if (shape.weight && shape.warp_products() > kMostProducts) return {};
+  std::vector<std::pair<double, GroupShape>> found;
+  for (const int d : {1, 2, 4}) {
+    for (const int h : {1, 2, 4, 8, 16}) {
+      for (const int w : {16, 32, 64, 128}) {
+        GroupShape candidate = shape;
+        candidate.tile[0] = d;
+        candidate.tile[1] = h;
+        candidate.tile[2] = w;
+        const auto bytes = static_cast<std::size_t>(candidate.shared_bytes());
+        // Sums of weights stay in registers, so that boxes of twice the pixels would spare grad_weight little.
+        const bool fits = candidate.pixels() == 128 || (candidate.pixels() == 256 && !shape.weight);
+        if (!fits || bytes > device.shared_bytes_per_block) continue;
+        const auto fitting = static_cast<int>(device.shared_bytes_per_multiprocessor / (bytes + kReservedBytes));
+        candidate.resident = std::clamp(fitting, 1, shape.weight && shape.warp_products() > 4 ? 2 : 3);
+        double covered = 1;  // pixels of the tiles of a sample
+        for (int a = 0; a < kSpatialAxes; ++a)
+          covered *= static_cast<double>(ceil_div(problem.axes[a].input, candidate.tile[a]) * candidate.tile[a]);
+        for (const int strip : {1, 2, 4}) {
+          candidate.strip = strip;
+          if (shape.weight ? strip > 1 : h % strip != 0 || candidate.strips() > kGroupThreads / 32) continue;
+          found.emplace_back(covered * box_cycles(candidate) / candidate.pixels(), candidate);
         }
       }
     }
-    if (best) return best;
   }
-  return std::nullopt;
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<GroupShape> shapes;
+  for (const auto& [cost, candidate] : found) shapes.push_back(candidate);
+  return shapes;
 }
 
 KernelSource source_of(const Problem& problem, const GroupShape& s, const char* file, const char* entry) {
@@ -112,7 +148,8 @@ KernelSource source_of(const Problem& problem, const GroupShape& s, const char* 
       "struct F64; struct F32; struct F16; struct BF16;\nusing Element = " + std::string(element_name(problem.dtype)) +
       ";\n#include \"group_params.cuh\"\nconstexpr GroupShape kShape = {" + (s.weight ? "true" : "false") + ", " +
       std::to_string(s.out_channels) + ", " + list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " +
-      list(s.tile) + ", " + (s.copies ? "true" : "false") + ", " + std::to_string(s.strip) + "};\n";
+      list(s.tile) + ", " + (s.copies ? "true" : "false") + ", " + (s.same_lead ? "true" : "false") + ", " +
+      std::to_string(s.strip) + ", " + std::to_string(s.resident) + "};\n";
   return {.file = file, .config = config, .entry = entry};
 }
 
@@ -138,7 +175,7 @@ class GroupKernel final : public Kernel {
       params_.tiles[1 + a] = static_cast<int>(ceil_div(axis.input, shape.tile[a]));
       tiles_ *= params_.tiles[1 + a];
     }
-    const std::int64_t resident = 3 * static_cast<std::int64_t>(device.multiprocessors);
+    const std::int64_t resident = shape.resident * static_cast<std::int64_t>(device.multiprocessors);
     params_.parts = static_cast<int>(std::clamp<std::int64_t>(resident / problem.groups, 1, tiles_));
     if (shape.weight)
       finish_.emplace(source_of(problem, shape, "group_weight.cuh", "tconv_group_weight_finish"), 0, device.arch);
@@ -182,7 +219,7 @@ class GroupKernel final : public Kernel {
   }
 
  private:
-  std::int64_t blocks() const { return params_.groups * (finish_ ? params_.parts : tiles_); }
+  std::int64_t blocks() const { return std::int64_t{params_.groups} * params_.parts; }
   std::int64_t sums_of_part() const {
     return static_cast<std::int64_t>(params_.groups) * shape_.rows() * kGroupChannels;
   }
@@ -197,12 +234,27 @@ class GroupKernel final : public Kernel {
 
 }  // namespace
 
+std::string why_rather_no_group(const Problem& problem, const DeviceProperties& /*device*/) {
+  double taps = 1;
+  for (const Axis& axis : problem.axes) taps *= static_cast<double>(axis.kernel);
+  if (problem.axes[2].output() % 2 == 0 && taps < kManyTaps)
+    return "rows of even length that few taps share come faster to the other families, several at once";
+  return {};
+}
+
 Proposal propose_group(const Problem& problem, const DeviceProperties& device) {
+  return propose_group_cut(problem, device, 0);
+}
+
+Proposal propose_group_cut(const Problem& problem, const DeviceProperties& device, int index) {
   if (const std::string_view reason = why_not(problem, device); !reason.empty())
     return Proposal::decline(std::string(reason));
-  const std::optional<GroupShape> shape = shape_of(problem, device);
-  if (!shape) return Proposal::decline("no box of pixels fits registers and shared memory");
-  const auto kernel = std::make_shared<const GroupKernel>(problem, device, *shape);
+  const std::vector<GroupShape> shapes = shapes_of(problem, device);
+  if (shapes.empty()) return Proposal::decline("no box of pixels fits registers and shared memory");
+  const auto count = static_cast<int>(shapes.size());
+  if (index >= count) return Proposal::decline("has " + std::to_string(count) + " cuts for this problem");
+  const GroupShape& shape = shapes[static_cast<std::size_t>(index)];
+  const auto kernel = std::make_shared<const GroupKernel>(problem, device, shape);
   if (static_cast<double>(kernel->tiles()) * static_cast<double>(problem.groups) > static_cast<double>(kIntMax) / 2)
     return Proposal::decline("more boxes than a grid has blocks");
   Proposal proposal;
@@ -211,7 +263,7 @@ Proposal propose_group(const Problem& problem, const DeviceProperties& device) {
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes())) *
       static_cast<double>(size_of(problem.dtype));
-  proposal.expected_seconds = 6e-6 + std::max(boxes * box_cycles(*shape) / 1.7e9, 1.5 * bytes / device.bandwidth);
+  proposal.expected_seconds = 6e-6 + std::max(boxes * box_cycles(shape) / 1.7e9, 1.5 * bytes / device.bandwidth);
   proposal.kernel = kernel;
   return proposal;
 }

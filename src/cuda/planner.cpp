@@ -14,7 +14,7 @@ namespace tconv::cuda {
 
 std::span<const Family> families() {
   static constexpr std::array<Family, 7> kFamilies{{
-      {"group", propose_group, /*exclusive=*/true},
+      {"group", propose_group, /*exclusive=*/true, propose_group_cut, why_rather_no_group},
       {"columns", propose_columns, /*exclusive=*/true, propose_columns_cut, why_rather_no_columns},
       {"tile", propose_tile, /*exclusive=*/true, propose_tile_cut},
       {"direct", propose_direct, /*exclusive=*/true, propose_direct_cut},

@@ -81,6 +81,17 @@ KernelSource main_source(const ReduceShape& shape) {
   return source;
 }
 
+// Blocks that could each have a multiprocessor to themselves, started while their tensors are packed, would crowd on
+// the multiprocessors that are done with that: they ask for so much shared memory that they don't. (A recorded launch
+// may have any number of blocks.)
+std::size_t launched_shared_bytes(const ReduceShape& shape, const ReduceParams& params,
+                                  const DeviceProperties& device) {
+  constexpr std::size_t kReserved = 1024;  // of each block
+  const auto needed = static_cast<std::size_t>(shape.shared_bytes());
+  if (!shape.packed || device.any_batch || reduce_tiles(params) * params.parts > device.multiprocessors) return needed;
+  return std::max(needed, device.shared_bytes_per_multiprocessor / 2 - kReserved + 128);
+}
+
 class ReduceKernel final : public Kernel {
  public:
   // `unaligned` computes the problem when the tensors' addresses do not allow the candidate's vectors.
@@ -91,7 +102,7 @@ class ReduceKernel final : public Kernel {
         unaligned_(std::move(unaligned)),
         params_(reduce_params(problem, reduction, shape_, candidate.parts)),
         device_(device.device.index),
-        kernel_(main_source(shape_), static_cast<std::size_t>(shape_.shared_bytes()), device.arch) {
+        kernel_(main_source(shape_), launched_shared_bytes(shape_, params_, device), device.arch) {
     if (shape_.packed) {
       pack_.emplace(source_of(shape_, "reduce_pack.cuh", "tconv_reduce_pack"),
                     static_cast<std::size_t>(shape_.pack_bytes()), device.arch);

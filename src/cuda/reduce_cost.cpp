@@ -68,7 +68,9 @@ constexpr double kLoaderShare = 0.94;      // those with four such warps less;
 constexpr double kShortCopyShare = 0.88;   // eight help with copies shorter than 16 bytes
 constexpr double kLongCopyShare = 1;       // and not with others
 constexpr double kRingCycles = 50;         // of a stage, to pass it on
-constexpr double kFarParts = 1.08;         // parts of a cell that lie in different samples or slices
+constexpr double kSmallBlock = 1.08;       // blocks of few sums: their stages bring more for each product
+constexpr double kSmallBlockSums = 64 * 288;
+constexpr double kFarParts = 1.08;  // parts of a cell that lie in different samples or slices
 constexpr double kStageCycles = 870;
 constexpr double kBatchCycles = 497;      // a batch of loads on its way
 constexpr double kLoaderCycles = 1.24e3;  // of a stage, for a warp that only loads, beside its loads
@@ -327,7 +329,11 @@ double reduce_seconds(const ReduceShape& shape, const ReduceParams& params, cons
   cycles *= share_of_sum(shape);
   if (shape.split[0] * shape.split[1] > 1) cycles *= kFarParts;
 
-  return std::max(cycles / kClock, 1.15 * bytes / device.bandwidth) + 3e-6 + finish;
+  const double memory = 1.15 * bytes / device.bandwidth;
+  const bool rows_of_pixels = !shape.rows_channels_last && !shape.columns_channels_last;
+  const bool small = shape.warpgroup && shape.loader_warps > 0 && rows_of_pixels && outputs <= kSmallBlockSums;
+  if (small && cycles / kClock > memory) cycles *= kSmallBlock;
+  return std::max(cycles / kClock, memory) + 3e-6 + finish;
 }
 
 }  // namespace tconv::cuda

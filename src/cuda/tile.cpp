@@ -204,10 +204,11 @@ KernelSource main_source(const TileShape& shape) {
   return source_of(shape, file, "tconv_tile");
 }
 
-KernelSource pack_source(const TileShape& shape, bool dense_taps) {
+KernelSource pack_source(const TileShape& shape, const Problem& problem) {
   if (shape.wide_weights) return source_of(shape, "tile_pack_wide.cuh", "tconv_tile_pack");
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
-  source.config += std::string("constexpr bool kDenseTaps = ") + text_of(dense_taps) + ";\n";
+  source.config += std::string("constexpr bool kDenseTaps = ") + text_of(has_dense_taps(problem)) + ";\n" +
+                   "constexpr bool kRuns = " + text_of(shape.gradient && has_weight_runs(problem)) + ";\n";
   return source;
 }
 
@@ -243,7 +244,7 @@ class TileKernel final : public Kernel {
         kernel_(main_source(shape_), launched_shared_bytes(shape_, blocks_, device), device.arch),
         unaligned_(std::move(unaligned)) {
     if (shape_.packed) {
-      pack_.emplace(pack_source(shape_, has_dense_taps(problem)),
+      pack_.emplace(pack_source(shape_, problem),
                     shape_.wide_weights ? 0 : static_cast<std::size_t>(pack_shared_bytes(shape_)), device.arch);
     }
     params_ = params_of(problem);

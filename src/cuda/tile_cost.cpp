@@ -4,10 +4,10 @@
 #include <bit>
 #include <cmath>
 
+#include "cuda/tile_cuts.h"
+
 namespace tconv::cuda {
 namespace {
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Cells of `step` outputs that an axis has, the first of them at a multiple of it.
 std::int64_t cells_of(const Axis& axis, std::int64_t step) {
@@ -223,15 +223,21 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
   const double gaps = static_cast<double>(shape.output_step(2)) / shape.span[2];
   const double output_sectors =
       shape.output_channels_last ? 1.0 : with_sectors(shape.tile[3] * shape.span[2]) * std::min(gaps, 8.0);
-  const double traffic =
-      (input_bytes * input_sectors + weight_bytes + 2.55 * outputs * shape.element_bytes * output_sectors) / 59;
+  // Runs of taps in place that begin and end inside a sector: twice what is wanted, and as many instructions.
+  const double run_bytes =
+      static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] * shape.element_bytes;
+  const bool torn_runs = !shape.packed && !shape.wide_weights && shape.gradient && std::fmod(run_bytes, 32) != 0;
+  const double weight_sectors = torn_runs ? 1 + 28 / run_bytes : 1.0;
+  const double traffic = (input_bytes * input_sectors + weight_bytes * weight_sectors +
+                          2.55 * outputs * shape.element_bytes * output_sectors) /
+                         59;
   const double weight_instructions = shape.bulk_weights() ? 0
                                      : shape.packed       ? 4
                                      : shape.wide_weights ? 8
                                      : shape.gradient     ? 22
                                                           : 71;  // per cell
-  const double loader =
-      input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) + weight_bytes / 16 * weight_instructions;
+  const double loader = input_bytes / 16 * (shape.wide_input ? 8 : 4 + 3 * shape.vector()) +
+                        weight_bytes / 16 * weight_instructions * weight_sectors;
   const double epilogue = outputs * 12.3 + static_cast<double>(shape.rows()) * shape.columns() * 2 * shape.depth_teams;
   const double instructions = (loader + epilogue) / 128 / 0.52;
   const double sum = multiply + traffic + instructions;
@@ -243,11 +249,14 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
       std::ceil(static_cast<double>(shape.slabs) * shape.pixels() * shape.all_planes() / shape.threads());
   const double latency = 2800 + stages * 650 + chunks * items * 112 + outputs / shape.threads() * 4.7 + 0.46 * multiply;
   const int resident = std::max(shape.blocks_per_multiprocessor, 1);
-  const double slots = static_cast<double>(device.multiprocessors) * resident;
+  // Clusters of eight, several blocks of which share a multiprocessor, leave some empty. (One of each: measured worse
+  // alone, and better beside the gradient of the weight.)
+  const double side_by_side = device.multiprocessors * (shape.depth_blocks > 4 && resident > 1 ? 120.0 / 132 : 1.0);
+  const double slots = side_by_side * resident;
   const double full_waves = std::floor(blocks / slots);
   const double rest = blocks - full_waves * slots;
   double cycles = full_waves * std::max(busy * resident, latency);
-  if (rest > 0) cycles += std::max(busy * std::ceil(rest / device.multiprocessors), latency);
+  if (rest > 0) cycles += std::max(busy * std::ceil(rest / side_by_side), latency);
   cycles *= 0.86 + 0.39 * 8 / (resident * shape.threads() / 32.0);  // more warps hide more of each other's waiting
   // Warpgroups of a block wait for each other at every stage.
   if (shape.warpgroup && shape.row_teams > 1) cycles *= 1.13;
@@ -258,9 +267,15 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / (shape.wide_weights ? 3.3e12 : 1.54e12) : 0;
+  const double pack_rate = shape.wide_weights ? 3.3e12 : shape.gradient && has_weight_runs(problem) ? 2.5e12 : 1.54e12;
+  const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / pack_rate : 0;
   const double torn = shape.gradient ? 0 : 4 * torn_bytes(shape, problem);
-  const double seconds = std::max(cycles / clock, 1.15 * (bytes + torn) / device.bandwidth) + 2e-6 + packing;
+  const double transfer = 1.15 * (bytes + torn) / device.bandwidth;
+  // Among gradients that the memory bounds, those whose loads more blocks of a multiprocessor have under way, and with
+  // less to compute.
+  const bool waits = shape.gradient && shape.all_planes() == 1 && cycles / clock < transfer;
+  const double besides = waits ? 0.05 * cycles / clock + 0.03 * std::max(3 - resident, 0) * transfer : 0;
+  const double seconds = std::max(cycles / clock, transfer) + besides + 2e-6 + packing;
   // Among equals: all phases of a row in one block, but not lines of packed weights too short for a few threads.
   const bool whole_rows = shape.span[1] == shape.output_step(1) && shape.span[2] == shape.output_step(2);
   const double preference = whole_rows ? 0.98 : gaps > 1 ? 1.03 : 1.0;

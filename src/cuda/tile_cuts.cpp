@@ -149,6 +149,14 @@ bool has_dense_taps(const Problem& problem) {
          (problem.axes[0].kernel == 1 || strides[2] == strides[4] * problem.axes[2].kernel * problem.axes[1].kernel);
 }
 
+bool has_weight_runs(const Problem& problem) {
+  std::int64_t taps = 1;
+  for (const Axis& axis : problem.axes) taps *= axis.kernel;
+  const Strides& strides = problem.weight_strides;
+  return has_dense_taps(problem) && strides[4] == 1 && strides[1] == taps &&
+         strides[0] * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+}
+
 bool may_pack(const TileShape& shape, const Problem& problem) {
   if (problem.groups > 65535 || shape.out_channels / shape.block_channels > 60000) return false;
   const double weights = static_cast<double>(element_count(problem.weight_sizes())) * shape.element_bytes;

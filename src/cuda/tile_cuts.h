@@ -38,6 +38,10 @@ bool offsets_fit(const TileShape& shape, const Problem& problem);
 // Whether the taps of a channel pair lie one after the other, at equal steps.
 bool has_dense_taps(const Problem& problem);
 
+// Whether the weights of neighbouring output channels lie one after the other, for each input channel from a multiple
+// of 16 bytes on.
+bool has_weight_runs(const Problem& problem);
+
 // Whether a packed copy of the weights may be made: a grid of the pack kernel has limits, and blocks of a few phases
 // out of many would multiply the copy's size.
 bool may_pack(const TileShape& shape, const Problem& problem);

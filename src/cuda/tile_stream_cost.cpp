@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cuda/tile_cost.h"
+#include "cuda/tile_cuts.h"
 
 namespace tconv::cuda {
 
@@ -161,6 +162,11 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   if (rest > 0) cycles += std::max(busy * std::ceil(rest / side_by_side), latency);
   // Clusters of small blocks spread unevenly: a chip full of large ones is faster.
   if (shape.gradient && shape.depth_blocks > 1 && blocks > side_by_side) cycles *= 1.25;
+  // So is one block of a multiprocessor than two of half its cells, which bring the same weights.
+  const bool one_turn = shape.gradient && !shape.input_channels_last && blocks <= slots;
+  if (one_turn && shape.depth_blocks == 1 && blocks > side_by_side) cycles *= 1.15;
+  // Three or four teams of a block that has nothing to follow share the tensor cores less evenly than two.
+  if (one_turn && shape.column_teams > 2) cycles *= 1 + 0.08 * (shape.column_teams - 2);
 
   const double bytes =
       static_cast<double>(element_count(problem.input_sizes()) + element_count(problem.output_sizes()) +
@@ -171,8 +177,10 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double pack_blocks = static_cast<double>(problem.groups) *
                              std::ceil(static_cast<double>(shape.out_channels) / shape.block_channels) *
                              shape.channel_chunks() * shape.slabs / std::max(pack_slabs(shape), 1);
-  const double pack_rate =
-      shape.wide_weights ? 3.3e12 : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
+  const bool runs = shape.gradient && has_weight_runs(problem);
+  const double pack_rate = shape.wide_weights ? 3.3e12
+                           : runs             ? 2.5e12 * std::min(1.0, pack_blocks / device.multiprocessors)
+                                              : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
   const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : shape.keeps_weights ? 1.5e-6 : 0;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);

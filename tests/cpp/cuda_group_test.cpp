@@ -25,19 +25,27 @@ Problem in(Problem problem, Direction direction, DType dtype) {
 struct EmulatedGroup : testing::Test {
   test::KernelEmulator emulator;
   Random random{17};
+  DeviceProperties device = test::gpu(90);
 
   void check(const Problem& problem, DType dtype = DType::f32) {
     for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
       const Problem gradient = in(problem, direction, dtype);
       SCOPED_TRACE(to_string(gradient));
       const test::EmulatedCase data(gradient, random);
-      EXPECT_EQ(data.fails(propose_group(gradient, test::gpu(90))), "");
+      const int cuts = test::takes_all() ? 12 : 1;
+      for (int cut = 0; cut < cuts; ++cut) {
+        const Proposal proposal = propose_group_cut(gradient, device, cut);
+        if (cut > 0 && proposal.kernel == nullptr) break;
+        EXPECT_EQ(data.fails(proposal), "");
+      }
     }
   }
 };
 
-// One to three axes, strides and dilations, rows of odd length, kernels smaller than the stride, halves.
+// One to three axes, strides and dilations, rows of odd length, kernels smaller than the stride, halves; blocks that
+// take box after box.
 TEST_F(EmulatedGroup, Layers) {
+  device.multiprocessors = 1;
   check(make(2, 16, 16, 2, {axis(3, 3, 2, 1), axis(5, 3, 2, 1), axis(19, 3, 2, 1)}));
   check(make(1, 24, 48, 3, {axis(9, 3, 2, 1), axis(17, 5, 3, 2)}));
   check(make(2, 16, 16, 2, {axis(151, 4, 1, 0, 0, 2)}), DType::bf16);
@@ -64,7 +72,10 @@ TEST_F(EmulatedGroup, Declines) {
   EXPECT_NE(reason(problem, Direction::grad_input, DType::f64), "");
   EXPECT_NE(reason(make(1, 16, 16, 1, {axis(9, 3, 1, 1)}), Direction::grad_input, DType::f32), "");
   EXPECT_NE(reason(make(1, 16, 12, 2, {axis(9, 3, 1, 1)}), Direction::grad_weight, DType::f32), "");
-  EXPECT_NE(reason(make(1, 16, 16, 2, {axis(9, 2, 2, 0)}), Direction::grad_weight, DType::f32), "");
+  const Problem even = in(make(1, 16, 16, 2, {axis(9, 2, 2, 0)}), Direction::grad_weight, DType::f32);
+  EXPECT_NE(why_rather_no_group(even, test::gpu(90)), "");
+  EXPECT_EQ(why_rather_no_group(in(problem, Direction::grad_weight, DType::f32), test::gpu(90)), "");
+  EXPECT_NE(propose_group_cut(even, test::gpu(90), 1000).declined, "");
   Problem strict = in(problem, Direction::grad_weight, DType::f32);
   strict.precision = Precision::strict;
   EXPECT_NE(propose_group(strict, test::gpu(90)).declined, "");

@@ -488,6 +488,7 @@ TEST_F(EmulatedTile, GradientByWindows) {
       in(make(3, 40, 12, 1, {axis(33, 16, 8, 4)}), DType::bf16),
       in(make(2, 40, 20, 1, {axis(5, 4, 4, 0), axis(14, 4, 4, 0)}), DType::bf16),
       in(make(2, 40, 20, 1, {axis(150, 8, 4, 2)}), DType::bf16),
+      make(1, 16, 16, 2, {axis(2, 3, 2, 1), axis(3, 5, 2, 2), axis(10, 7, 2, 3, 1)}),
   };
   const std::size_t count = test::takes_all() ? problems.size() : 2;
   for (std::size_t i = 0; i < count; ++i) {
@@ -526,12 +527,15 @@ TEST_F(EmulatedTile, GradientWithChannelsLastWeights) {
   EXPECT_GE(wide, 1);
 }
 
-// Channels-last data at an odd address gets a cut of its own.
+// Data at an odd address gets a cut of its own, and weights are packed one by one.
 TEST_F(EmulatedTile, GradientAtAnOddAddress) {
-  Problem problem = in(make(1, 40, 32, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}), DType::f32, Precision::tf32, true);
-  problem.direction = Direction::grad_input;
-  const test::EmulatedCase data(problem, random);
-  EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90)), 1), "");
+  for (const bool channels_last : {true, false}) {
+    Problem problem =
+        in(make(1, 40, 32, 1, {axis(5, 2, 2, 0), axis(6, 2, 2, 0)}), DType::f32, Precision::tf32, channels_last);
+    problem.direction = Direction::grad_input;
+    const test::EmulatedCase data(problem, random);
+    EXPECT_EQ(data.fails(propose_tile(problem, test::gpu(90)), 1), "");
+  }
 }
 
 }  // namespace

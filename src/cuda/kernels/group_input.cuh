@@ -1,20 +1,18 @@
 // grad_input of groups of eight channels on tensor cores (mma.sync): rows of a product are sixteen pixels of a row, its
 // columns the input channels of a group, its depth eight output channels at one tap. The output's gradient is read
-// where it lies in the box, at any stride. group_load.cuh says what the config states.
+// where it lies in the box, at any stride. A block keeps the weights of its group and takes box after box.
+// group_load.cuh says what the config states.
 #include "group_load.cuh"
 
-extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
+extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
     tconv_group_input(const __grid_constant__ GroupParams p) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   float* const box = reinterpret_cast<float*>(shared_memory);
   float* const weights = box + kShape.box_words();  // [channels / 8][tap][lane][2]: as the lanes read them
   const int group = blockIdx.x % p.groups;
-  const GroupTile tile(p, blockIdx.x / p.groups);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
 
-  const BoxPlace box_place(p, tile, group);
-  if constexpr (kShape.copies) copy_box(p, box_place, box);
   {
     // A thread takes the same channels of every fourth tap.
     constexpr int kPairs = kGroupChannels * 8;
@@ -31,12 +29,6 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
                                                   tap % kShape.kernel[2] * p.weight_strides[4]]);
     }
   }
-  if constexpr (kShape.copies) {
-    finish_copies(p, box_place, box);
-  } else {
-    load_box(p, box_place, box);
-    __syncthreads();
-  }
 
   // A warp takes some rows of sixteen pixels, one below the other, so that what is read for one row's tap is there for
   // another's, and some of the taps along depth and width; with all along the height.
@@ -46,18 +38,36 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
   constexpr int kBelow = kShape.tile[1] / kRows;
   const int strip = warp / kTapWarps;
   const int first[3] = {strip / kAlong / kBelow, strip / kAlong % kBelow * kRows, strip % kAlong * 16 + lane / 4};
-  const float* const place =
-      box + kShape.channel_place(lane % 4) +
-      (first[0] * kShape.stride[0] * kShape.box(1) + first[1] * kShape.stride[1]) * kShape.row_pitch() +
-      first[2] * kShape.stride[2];
-  const int lead = box_place.lead(p, lane % 4, first[0] * kShape.stride[0], first[1] * kShape.stride[1]);
-  float sum[kRows][4] = {};
-#pragma unroll
-  for (int octet = 0; octet < kShape.out_channels / 8; ++octet) {
+  const int tiles = p.tiles[0] * p.tiles[1] * p.tiles[2] * p.tiles[3];
 #pragma unroll 1
-    for (int tap = warp % kTapWarps; tap < kShape.kernel[0] * kShape.kernel[2]; tap += kTapWarps) {
-      const int d = tap / kShape.kernel[2];
-      const int w = tap % kShape.kernel[2];
+  for (int index = blockIdx.x / p.groups; index < tiles; index += p.parts) {
+    const GroupTile tile(p, index);
+    const BoxPlace box_place(p, tile, group);
+    __syncthreads();
+    if constexpr (kShape.copies) {
+      copy_box(p, box_place, box);
+      finish_copies(p, box_place, box);
+    } else {
+      load_box(p, box_place, box);
+      __syncthreads();
+    }
+    const float* const place =
+        box + kShape.channel_place(lane % 4) +
+        (first[0] * kShape.stride[0] * kShape.box(1) + first[1] * kShape.stride[1]) * kShape.row_pitch() +
+        first[2] * kShape.stride[2];
+    const int lead = box_place.lead(p, lane % 4, first[0] * kShape.stride[0], first[1] * kShape.stride[1]);
+    float sum[kRows][4] = {};
+    // Where the strip's rows begin for a tap along the depth. Rows of the box that are four apart have the same lead.
+    const auto find_lines = [&](int octet, int d, const float*(&line)[4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        line[i] = place + octet * 8 * kShape.channel_pitch() +
+                  kShape.tap_place(d * kShape.kernel[1] * kShape.kernel[2]) +
+                  lead_words(lead + d * kShape.dilation[0] * BoxPlace::low(p.output_strides[2]) +
+                             i * BoxPlace::low(p.output_strides[3]));
+      }
+    };
+    const auto multiply = [&](int octet, int d, int w, const float* const(&line)[4]) {
       const float* const factors =
           weights + ((octet * kShape.taps() + d * kShape.kernel[1] * kShape.kernel[2] + w) * 32 + lane) * 2;
       unsigned b[kShape.kernel[1]][2];
@@ -66,19 +76,10 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
         b[h][0] = __float_as_uint(factors[h * kShape.kernel[2] * 64]);
         b[h][1] = __float_as_uint(factors[h * kShape.kernel[2] * 64 + 1]);
       }
-      // Rows of the box that are four apart have the same lead.
-      const float* line[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        line[i] = place + octet * 8 * kShape.channel_pitch() +
-                  kShape.tap_place(d * kShape.kernel[1] * kShape.kernel[2]) + w * kShape.dilation[2] +
-                  lead_words(lead + d * kShape.dilation[0] * BoxPlace::low(p.output_strides[2]) +
-                             i * BoxPlace::low(p.output_strides[3]));
-      }
 #pragma unroll
       for (int row = 0; row < kShape.strip_reach(); ++row) {
         if (!kShape.strip_reads(row)) continue;
-        const float* const at = line[row % 4] + row * kShape.row_pitch();
+        const float* const at = line[row % 4] + row * kShape.row_pitch() + w * kShape.dilation[2];
         const unsigned a[4] = {box_word(at), box_word(at + 8 * kShape.stride[2]),
                                box_word(at + 4 * kShape.channel_pitch()),
                                box_word(at + 4 * kShape.channel_pitch() + 8 * kShape.stride[2])};
@@ -90,42 +91,61 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
           }
         }
       }
+    };
+#pragma unroll 1
+    for (int octet = 0; octet < kShape.out_channels / 8; ++octet) {
+      const float* line[4];
+      if constexpr (kTapWarps == 1) {
+        constexpr int kUnrolledTaps = kShape.kernel[2] <= 8 ? kShape.kernel[2] : 1;
+#pragma unroll 1
+        for (int d = 0; d < kShape.kernel[0]; ++d) {
+          find_lines(octet, d, line);
+#pragma unroll kUnrolledTaps
+          for (int w = 0; w < kShape.kernel[2]; ++w) multiply(octet, d, w, line);
+        }
+      } else {
+#pragma unroll 1
+        for (int tap = warp % kTapWarps; tap < kShape.kernel[0] * kShape.kernel[2]; tap += kTapWarps) {
+          find_lines(octet, tap / kShape.kernel[2], line);
+          multiply(octet, tap / kShape.kernel[2], tap % kShape.kernel[2], line);
+        }
+      }
     }
-  }
 
-  // The sums of the other taps pass through shared memory, and are added in order.
-  if constexpr (kTapWarps > 1) {
-    constexpr int kStripSums = kRows * 4 * 32;
-    float* const others = box + (warp / kTapWarps * (kTapWarps - 1)) * kStripSums + lane;
-    __syncthreads();
-    if (warp % kTapWarps > 0) {
+    // The sums of the other taps pass through shared memory, and are added in order.
+    if constexpr (kTapWarps > 1) {
+      constexpr int kStripSums = kRows * 4 * 32;
+      float* const others = box + (warp / kTapWarps * (kTapWarps - 1)) * kStripSums + lane;
+      __syncthreads();
+      if (warp % kTapWarps > 0) {
 #pragma unroll
-      for (int i = 0; i < kRows * 4; ++i) others[(warp % kTapWarps - 1) * kStripSums + i * 32] = sum[i / 4][i % 4];
+        for (int i = 0; i < kRows * 4; ++i) others[(warp % kTapWarps - 1) * kStripSums + i * 32] = sum[i / 4][i % 4];
+      }
+      __syncthreads();
+      if (warp % kTapWarps > 0) continue;
+#pragma unroll
+      for (int other = 0; other < kTapWarps - 1; ++other) {
+#pragma unroll
+        for (int i = 0; i < kRows * 4; ++i) sum[i / 4][i % 4] += others[other * kStripSums + i * 32];
+      }
     }
-    __syncthreads();
-    if (warp % kTapWarps > 0) return;
-#pragma unroll
-    for (int other = 0; other < kTapWarps - 1; ++other) {
-#pragma unroll
-      for (int i = 0; i < kRows * 4; ++i) sum[i / 4][i % 4] += others[other * kStripSums + i * 32];
-    }
-  }
 
-  // A lane has two channels of two pixels, eight apart.
-  Storage* const target = static_cast<Storage*>(p.input) + tile.sample * p.input_strides[0] +
-                          static_cast<i64>(group * kGroupChannels + lane % 4 * 2) * p.input_strides[1];
+    // A lane has two channels of two pixels, eight apart.
+    Storage* const target = static_cast<Storage*>(p.input) + tile.sample * p.input_strides[0] +
+                            static_cast<i64>(group * kGroupChannels + lane % 4 * 2) * p.input_strides[1];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int d = tile.first[0] + first[0];
-    const int h = tile.first[1] + first[1] + i;
-    if (d >= p.input_size[0] || h >= p.input_size[1]) continue;
-    Storage* const line = target + d * p.input_strides[2] + h * p.input_strides[3];
+    for (int i = 0; i < kRows; ++i) {
+      const int d = tile.first[0] + first[0];
+      const int h = tile.first[1] + first[1] + i;
+      if (d >= p.input_size[0] || h >= p.input_size[1]) continue;
+      Storage* const line = target + d * p.input_strides[2] + h * p.input_strides[3];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int w = tile.first[2] + first[2] + half * 8;
-      if (w >= p.input_size[2]) continue;
-      line[w] = Element::store(sum[i][half * 2]);
-      line[w + p.input_strides[1]] = Element::store(sum[i][half * 2 + 1]);
+      for (int half = 0; half < 2; ++half) {
+        const int w = tile.first[2] + first[2] + half * 8;
+        if (w >= p.input_size[2]) continue;
+        line[w] = Element::store(sum[i][half * 2]);
+        line[w + p.input_strides[1]] = Element::store(sum[i][half * 2 + 1]);
+      }
     }
   }
 }

@@ -11,8 +11,6 @@ using Storage = Element::Storage;
 using tconv_device::i64;
 
 constexpr int kWarps = kGroupThreads / 32;
-// Blocks of a multiprocessor that registers are left for.
-constexpr int kResident = kShape.shared_bytes() <= 74 * 1024 && (!kShape.weight || kShape.warp_products() <= 4) ? 3 : 2;
 
 struct GroupTile {
   int sample;
@@ -55,7 +53,7 @@ struct BoxPlace {
     return static_cast<int>(reinterpret_cast<unsigned long long>(first) / 4) + channel * low(p.output_strides[1]) +
            d * low(p.output_strides[2]) + h * low(p.output_strides[3]);
   }
-  static __device__ __forceinline__ int low(i64 stride) { return static_cast<int>(stride) & 3; }
+  static __device__ __forceinline__ int low(i64 stride) { return kShape.same_lead ? 0 : static_cast<int>(stride) & 3; }
 };
 
 // Elements of a row's lead, out of what BoxPlace::lead says or sums of it.
@@ -67,8 +65,8 @@ __device__ __forceinline__ unsigned box_word(const float* word) {
 }
 
 // Starts the copies of the box, zeros outside, and in front of the first element of a row whatever is there. A warp
-// takes channels: with all lanes pieces of a row, for which there is little to compute, and what is left of all rows
-// together.
+// takes channels: with all lanes pieces of a row, for which there is little to compute, and what is left of several
+// rows of a plane at once, or of all rows together.
 __device__ __forceinline__ void copy_box(const GroupParams& p, const BoxPlace& place, const float* box) {
   constexpr int kRowCopies = kShape.row_pitch() / 4;
   constexpr int kWhole = kRowCopies / 32 * 32;
@@ -102,7 +100,23 @@ __device__ __forceinline__ void copy_box(const GroupParams& p, const BoxPlace& p
         }
       }
     }
-    if constexpr (kRest > 0) {
+    if constexpr (kRest > 0 && kRest * kShape.box(1) >= 32) {
+      constexpr int kAtOnce = 32 / kRest;
+      const int below = lane / kRest;
+      const Storage* plane = source + below * p.output_strides[3];
+      const unsigned first_row = target + below * kShape.row_pitch() * 4;
+#pragma unroll 1
+      for (int d = 0; d < kShape.box(0); ++d, plane += p.output_strides[2]) {
+        const bool plane_exists = is_inside(place.begin[0] + d, p.output_size[0]);
+        const Storage* line = plane;
+#pragma unroll 4
+        for (int h = 0; h < kShape.box(1); h += kAtOnce, line += kAtOnce * p.output_strides[3]) {
+          const bool exists = plane_exists && is_inside(place.begin[1] + h + below, p.output_size[1]);
+          if (below < kAtOnce && h + below < kShape.box(1))
+            copy(first_row + (d * kShape.box(1) + h) * kShape.row_pitch() * 4, line, exists, kWhole + lane % kRest);
+        }
+      }
+    } else if constexpr (kRest > 0) {
 #pragma unroll 2
       for (int i = lane; i < kShape.box_rows() * kRest; i += 32) {
         const int row = i / kRest;

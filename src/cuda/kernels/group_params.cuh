@@ -17,7 +17,9 @@ struct GroupShape {
   // Rows of four-byte elements come by copies of 16 bytes, from the multiple of 16 bytes at or before their first
   // element: how many elements that is, their lead, differs from row to row.
   bool copies;
-  int strip;  // grad_input: rows of sixteen pixels of a warp, one below the other
+  bool same_lead;  // of all rows of a box: channels, planes and rows lie a multiple of 16 bytes apart
+  int strip;       // grad_input: rows of sixteen pixels of a warp, one below the other
+  int resident;    // blocks of a multiprocessor
 
   constexpr int taps() const { return kernel[0] * kernel[1] * kernel[2]; }
   constexpr int pixels() const { return tile[0] * tile[1] * tile[2]; }
@@ -44,9 +46,15 @@ struct GroupShape {
     return (d * dilation[0] * box(1) + h * dilation[1]) * row_pitch() + w * dilation[2];
   }
 
-  // grad_weight: products of 16 (tap, output channel) rows by 8 input channels, shared out among the warps.
+  // grad_weight: products of two taps and eight output channels by 8 input channels, shared out among the warps. The
+  // lanes of a load have four channels of both taps, which lie on banks of their own where the stride is 2.
   constexpr int rows() const { return taps() * out_channels; }
-  constexpr int warp_products() const { return ((rows() + 15) / 16 + kGroupThreads / 32 - 1) / (kGroupThreads / 32); }
+  constexpr int products() const { return (taps() + 1) / 2 * (out_channels / 8); }
+  constexpr int warp_products() const { return (products() + kGroupThreads / 32 - 1) / (kGroupThreads / 32); }
+  constexpr int product_tap(int product, int lane) const { return product / (out_channels / 8) * 2 + lane / 16; }
+  constexpr int product_channel(int product, int half, int lane) const {
+    return product % (out_channels / 8) * 8 + half * 4 + lane / 4 % 4;
+  }
   constexpr int pixel_pitch() const { return (pixels() + 31) / 32 * 32 + 4; }
   // grad_input: products of 16 pixels of a row by 8 input channels. Warps of the same strip share its taps.
   constexpr int strips() const { return pixels() / 16 / strip; }
@@ -80,5 +88,5 @@ struct GroupParams {
   int output_size[3];
   int pad[3];
   int tiles[4];  // samples, depth, height, width
-  int parts;
+  int parts;     // blocks of a group: each takes tile after tile
 };

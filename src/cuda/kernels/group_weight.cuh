@@ -1,6 +1,6 @@
-// grad_weight of groups of eight channels on tensor cores (mma.sync): rows of a product are (tap, output channel), its
-// columns the input channels of a group, its depth eight pixels of a row. Both tensors are read where they lie in their
-// boxes. Blocks take tile after tile of their part of the pixels; a second kernel adds up the parts in order.
+// grad_weight of groups of eight channels on tensor cores (mma.sync): rows of a product are taps and output channels,
+// its columns the input channels of a group, its depth eight pixels of a row. Both tensors are read where they lie in
+// their boxes. Blocks take tile after tile of their part of the pixels; a second kernel adds up the parts in order.
 // group_load.cuh says what the config states.
 #include "group_load.cuh"
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ void load_pixels(const GroupParams& p, const GroupTil
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
+extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
     tconv_group_weight(const __grid_constant__ GroupParams p) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   float* const box = reinterpret_cast<float*>(shared_memory);
@@ -42,15 +42,15 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
   for (int i = 0; i < kProducts; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = min((warp + i * kWarps) * 16 + half * 8 + lane / 4, kShape.rows() - 1);
-      const int tap = row / kShape.out_channels;
+      const int product = min(warp + i * kWarps, kShape.products() - 1);
+      const int tap = min(kShape.product_tap(product, lane), kShape.taps() - 1);
+      const int channel = kShape.product_channel(product, half, lane);
       const int lead =
-          row % kShape.out_channels * BoxPlace::low(p.output_strides[1]) +
+          channel * BoxPlace::low(p.output_strides[1]) +
           tap / kShape.kernel[2] / kShape.kernel[1] * kShape.dilation[0] * BoxPlace::low(p.output_strides[2]) +
           tap / kShape.kernel[2] % kShape.kernel[1] * kShape.dilation[1] * BoxPlace::low(p.output_strides[3]);
       place[i][half] =
-          (kShape.channel_place(row % kShape.out_channels) + kShape.tap_place(tap) + lane % 4 * kShape.stride[2]) * 4 +
-          lead_words(lead);
+          (kShape.channel_place(channel) + kShape.tap_place(tap) + lane % 4 * kShape.stride[2]) * 4 + lead_words(lead);
     }
   }
   const float* const columns = pixels + lane / 4 * kShape.pixel_pitch() + lane % 4;
@@ -100,8 +100,10 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kResident)
   for (int i = 0; i < kProducts; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = (warp + i * kWarps) * 16 + half * 8 + lane / 4;
-      if (row >= kShape.rows()) continue;
+      const int product = warp + i * kWarps;
+      const int tap = kShape.product_tap(product, lane);
+      if (product >= kShape.products() || tap >= kShape.taps()) continue;
+      const int row = tap * kShape.out_channels + kShape.product_channel(product, half, lane);
       sums[row * kGroupChannels + lane % 4 * 2] = sum[i][half * 2];
       sums[row * kGroupChannels + lane % 4 * 2 + 1] = sum[i][half * 2 + 1];
     }

@@ -3,7 +3,8 @@
 //
 // A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
 // written as cells. Where they don't fit shared memory they are read in place, by several blocks. kDenseTaps: the taps
-// lie one after the other.
+// lie one after the other. kRuns: so do the input channels, for each output channel, from a multiple of 16 bytes on if
+// the tensor begins at one.
 #include "split.cuh"
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
@@ -20,6 +21,22 @@ constexpr int kLoadsAtOnce = 8;
 #else
 constexpr int kLoadsAtOnce = 16;
 #endif
+
+// Runs of the weights of a block's input channels, which wait as they lie.
+constexpr int kReadTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.window_taps;
+constexpr int kRun = kIns / kShape.window * kReadTaps;
+constexpr int kRunVector = 16 / static_cast<int>(sizeof(Element));
+constexpr bool kTakesRuns = kRuns && kStaged && kRun % kRunVector == 0 && kShape.channels % kIns == 0 &&
+                            (kShape.window == 1 || kIns % (2 * kVector) == 0);
+constexpr int kRunPitch = kRun | 1;
+
+// Where a tap of an input channel of the block is in its run; -1: beyond the last tap.
+__device__ __forceinline__ int place_in_run(int in_channel, int tap) {
+  const int channel = kShape.windowed(in_channel);
+  const int column = tap % kShape.kernel[2] * kShape.window + channel % kShape.window;
+  if (column >= kShape.window_taps) return -1;
+  return channel / kShape.window * kReadTaps + tap / kShape.kernel[2] * kShape.window_taps + column;
+}
 
 __device__ __forceinline__ void put(Cell* out, const Cell& cell) {
   if constexpr (kShape.splits()) {
@@ -61,7 +78,33 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
     return weight[channel / kShape.window * params.weight_strides[0] + out_channel * params.weight_strides[1] +
                   position];
   };
-  if constexpr (kStaged) {
+  if constexpr (kTakesRuns) {
+    struct alignas(16) Vector {
+      Element values[kRunVector];
+    };
+    const Element* const runs = weight + first_channel / kShape.window * params.weight_strides[0];
+    const int rows = first_channel < kShape.channels ? outs : 0;
+    if (reinterpret_cast<unsigned long long>(params.weight) % 16 == 0) {
+      constexpr int kPieces = kRun / kRunVector;
+#pragma unroll kLoadsAtOnce / 2
+      for (int i = threadIdx.x; i < kShape.block_channels * kPieces; i += kPackThreads) {
+        const int out_channel = i / kPieces;
+        const int first = i % kPieces * kRunVector;
+        Vector vector{};
+        if (out_channel < rows)
+          vector = *reinterpret_cast<const Vector*>(runs + out_channel * params.weight_strides[1] + first);
+#pragma unroll
+        for (int v = 0; v < kRunVector; ++v) staged[out_channel * kRunPitch + first + v] = vector.values[v];
+      }
+    } else {
+      for (int i = threadIdx.x; i < kShape.block_channels * kRun; i += kPackThreads) {
+        const int out_channel = i / kRun;
+        staged[out_channel * kRunPitch + i % kRun] =
+            out_channel < rows ? runs[out_channel * params.weight_strides[1] + i % kRun] : Element(0);
+      }
+    }
+    __syncthreads();
+  } else if constexpr (kStaged) {
     // Neighbouring threads read neighbours in memory: channels of either side, or taps and then whichever channels lie
     // closer.
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
@@ -127,9 +170,14 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4)
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
           const int in_channel = slab * kVector + v;
-          values[v] = tap < 0   ? Element(0)
-                      : kStaged ? staged[in_channel * kPlane + channel * kRow + tap]
-                                : load(in_channel, channel, tap);
+          if constexpr (kTakesRuns) {
+            const int place = tap < 0 ? -1 : place_in_run(in_channel, tap);
+            values[v] = place < 0 ? Element(0) : staged[channel * kRunPitch + place];
+          } else {
+            values[v] = tap < 0   ? Element(0)
+                        : kStaged ? staged[in_channel * kPlane + channel * kRow + tap]
+                                  : load(in_channel, channel, tap);
+          }
         }
         put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),
             make_cell(values));

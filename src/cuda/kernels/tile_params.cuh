@@ -552,7 +552,9 @@ constexpr int pack_slabs(const TileShape& shape) {
   while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
   // More per block only as long as there are blocks enough for a chip.
   const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
-  while (slabs > 1 && runs / slabs < 800) slabs /= 2;
+  // Both halves of a window's taps are neighbours in memory.
+  const int least = shape.window > 1 && shape.channels % (2 * shape.vector()) == 0 ? 2 : 1;
+  while (slabs > least && runs / slabs < 800) slabs /= 2;
   return slabs;
 }
 // Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread
@@ -565,7 +567,8 @@ constexpr int pack_parts(const TileShape& shape) {
   return pack_slabs(shape) > 0 ? 1 : kPackChannelParts * ((pack_lines(shape) + kPackThreads - 1) / kPackThreads);
 }
 constexpr int pack_shared_bytes(const TileShape& shape) {
-  return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape);
+  // Runs of weights as they lie have one element more for each output channel.
+  return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape) + 4 * shape.block_channels;
 }
 
 struct TileParams {
