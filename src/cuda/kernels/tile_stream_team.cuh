@@ -18,15 +18,22 @@ constexpr int kStageItems = kShape.stage_backs / kLine * kLineItems;
 static_assert(kShape.even_planes() || kLineItems % 2 == 0);
 static_assert(kSteps % kItemSteps == 0);
 constexpr int kPlanes = kShape.even_planes() ? 1 : kShape.all_plane_groups();
-// Unrolled, an item's place and missing taps are known to the compiler, which pays where items have few products. Many
-// products take long to compile, those of many sums longer than in proportion; after an odd number of items the next
-// chunk is code of its own.
+// Whether no product can be left out: at every distance each row tile has a tap.
+constexpr bool has_all_products() {
+  for (int back = 0; !kShape.all_taps && back < kShape.all_backs(); ++back) {
+    if ((~kFixedBackRows[back] & ((1u << kRowTiles) - 1)) != 0) return false;
+  }
+  return true;
+}
+// Unrolled, an item's place and missing products are known to the compiler, which pays where items have few products.
+// Many of them take long to compile, those of many sums longer than in proportion; after an odd number of items the
+// next chunk is code of its own.
 constexpr int kChunkProducts =
     (kPlanes == 1 ? kShape.all_backs() : kShape.all_group_taps()) * kSteps * kRowTiles * (kColumnTiles / 8);
-constexpr int kProductCost = kShape.row_unit * (128 + kShape.row_unit) / 384;
-constexpr int kMostUnrolled = 1200;
+constexpr int kProductCost = 4 + kShape.row_unit * (128 + kShape.row_unit) / 352;
+constexpr int kMostUnrolled = 1450;
 constexpr bool kUnrolled =
-    !kShape.all_taps || (!kShape.splits() && kChunkProducts * kProductCost * (1 + kItems % 2) <= kMostUnrolled);
+    !has_all_products() || (!kShape.splits() && kChunkProducts * kProductCost * (1 + kItems % 2) <= kMostUnrolled);
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -262,7 +269,7 @@ struct CellTeam {
       const unsigned b = weights + back * kShape.weight_back_pitch();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+        if ((tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
           const int product = (back * kRowTiles + tile) * kCellTiles + i;
