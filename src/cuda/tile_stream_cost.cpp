@@ -181,7 +181,11 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   const double pack_rate = shape.wide_weights ? 3.3e12
                            : runs             ? 2.5e12 * std::min(1.0, pack_blocks / device.multiprocessors)
                                               : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
-  const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : shape.keeps_weights ? 1.5e-6 : 0;
+  // Kept weights that threads bring are all there before the first product: about 30 GB/s for a block.
+  const double whole_weight =
+      static_cast<double>(element_count(problem.weight_sizes())) / problem.groups * shape.element_bytes;
+  const double bringing = !shape.keeps_weights ? 0 : 1.5e-6 + (shape.copies_weights() ? 0 : whole_weight / 30e9);
+  const double packing = shape.packed ? 3.2e-6 + 2 * packed_bytes / pack_rate : bringing;
   // Of short rows the memory has a little more work, of torn sectors much more.
   const double ends = row_end_bytes(shape, problem);
   const double torn = torn_bytes(shape, problem);
