@@ -74,12 +74,15 @@ struct StreamReader {
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
     if (at.begins_stage && (item > 0 || chunk > 0)) give_back_weights();
-    if (at.ends_chunk && ++chunk < kShape.block_chunks()) {
+    if (at.ends_chunk) ++chunk;
+    const bool ends_tile = at.ends_chunk && is_done();
+    if (at.ends_chunk && !ends_tile) {
       give_back_input();
       wait_for_input();
     }
-    // After a tile's last item for nothing: behind a branch, products would wait for what is loaded.
-    team.load(next, input_stage(), at.next_cells, at.ends_chunk ? 0 : (item + 1) % kLineItems);
+    // In a loop, products behind a branch would wait for what is loaded: after many items, once for nothing.
+    if (!ends_tile || (!kUnrolled && kItems * kShape.block_chunks() > kFewItems))
+      team.load(next, input_stage(), at.next_cells, at.ends_chunk ? 0 : (item + 1) % kLineItems);
     team.add_rest(now, at.weights, item / kLineItems);
     if (at.ends_stage) weight.advance();
   }

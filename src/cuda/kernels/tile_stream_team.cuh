@@ -32,6 +32,7 @@ constexpr int kChunkProducts =
     (kPlanes == 1 ? kShape.all_backs() : kShape.all_group_taps()) * kSteps * kRowTiles * (kColumnTiles / 8);
 constexpr int kProductCost = 4 + kShape.row_unit * (128 + kShape.row_unit) / 352;
 constexpr int kMostUnrolled = 1450;
+constexpr int kFewItems = 12;
 constexpr bool kUnrolled =
     !has_all_products() || (!kShape.splits() && kChunkProducts * kProductCost * (1 + kItems % 2) <= kMostUnrolled);
 
