@@ -144,16 +144,12 @@ FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, co
   FastWeights chosen{find_fast_axes(maps, roles.source_channels, roles.target_channels)};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};
-  std::size_t sources = 1;
   std::size_t phases = 1;
   std::int64_t cells = 1;
   for (const AxisMap& map : maps) {
-    sources *= map.sources.size();
     phases *= map.targets.size();
     cells *= map.cells;
   }
-  // Several source lattices would have to be taken apart and transposed.
-  if (sources > 1 && roles.source_strides[1] != 1) return {};
   const auto cut = [&](std::int64_t most) {
     return std::min(round_up(even_parts(roles.target_channels, most), kMostLanes), roles.target_channels);
   };
