@@ -258,6 +258,14 @@ template <typename E, typename T>
 void scatter(const Scatter<E, T>& job) {
   std::int64_t c = 0;
   if constexpr (std::is_same_v<E, T>) {
+    // Rows that go side by side are transposed.
+    std::int64_t side_by_side = 1;
+    while (side_by_side < job.count && job.to_places[side_by_side] == job.to_places[0] + side_by_side) ++side_by_side;
+    if (side_by_side == job.count && job.count > 1) {
+      const auto row = [&](std::int64_t i) { return job.from + job.from_places[i]; };
+      load_transposed<T>(row, job.to + job.to_places[0], job.to_step, job.count, job.channels);
+      return;
+    }
     const hn::ScalableTag<T> tag;
     const hn::RebindToSigned<decltype(tag)> itag;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));

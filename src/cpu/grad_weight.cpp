@@ -29,8 +29,8 @@ constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of al
 constexpr std::int64_t kDepth =
     112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
-constexpr std::int64_t kRows = 14;                 // output channels are cut at multiples of this
-constexpr std::int64_t kMostOutputs = 19 * kRows;  // of a block
+constexpr std::int64_t kRows = 16;                 // output channels are cut at multiples of this
+constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
 constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
 constexpr std::int64_t kFewOutputs = 6;            // fewer output channels than this: their taps are the rows
 constexpr std::int64_t kMostAlternating = 4;       // phases of a row that are read together
