@@ -17,10 +17,10 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostImageCells = 64;  // of one sample; more have enough to do for packed weights
-constexpr std::int64_t kLongKernel = 64;      // taps along a row
-constexpr std::int64_t kShortestRow = 3;      // taps; D is put together from pieces of this size
-constexpr std::int64_t kFewestInputs = 32;    // channels of a group
+constexpr std::int64_t kMostImageCells = 8;  // of one sample; more have enough to do for packed weights
+constexpr std::int64_t kLongKernel = 64;     // taps along a row
+constexpr std::int64_t kShortestRow = 3;     // taps; D is put together from pieces of this size
+constexpr std::int64_t kFewestInputs = 32;   // channels of a group
 constexpr std::int64_t kManyInputs = 512;
 constexpr std::int64_t kFewestColumns = 256;
 constexpr std::int64_t kDepth = 112;  // of the sums between two visits to memory
