@@ -314,7 +314,12 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
       for (std::int64_t channel = c; channel < c + channels; ++channel) {
         for (std::int64_t t = 0; t < job.tap_count; ++t, row += lanes) {
           const PackTap& tap = *in_order[t];
-          hn::BlendedStore(hn::LoadU(tag, row), whole, tag, job.packed + tap.to + channel * tap.to_step + first);
+          T* const to = job.packed + tap.to + channel * tap.to_step + first;
+          if (first + lanes <= job.width) {
+            hn::StoreU(hn::LoadU(tag, row), tag, to);
+          } else {
+            hn::BlendedStore(hn::LoadU(tag, row), whole, tag, to);
+          }
         }
       }
     }
