@@ -87,21 +87,28 @@ class Winograd final : public Kernel {
                           problem_.bias && forward ? static_cast<const E*>(buffers.bias) : nullptr,
                           static_cast<E*>(forward ? buffers.output : buffers.input)};
     T* const shared = workspace_bytes_ > 0 ? static_cast<T*>(buffers.workspace) : nullptr;
-    for (const Stage& stage : stages_) {
-      if (shared != nullptr) {
-        const std::int64_t pieces = ceil_div(roles_.source_channels, kPackedTogether);
-        for_each_task(execution, stage.blocks * pieces, [&](std::int64_t task) {
-          const TargetBlock block = block_at(stage.first_block + task / pieces);
-          const std::int64_t first = task % pieces * kPackedTogether;
-          const std::int64_t begin = first / chunk_ * chunk_;
-          const std::int64_t channels = std::min(kPackedTogether, roles_.source_channels - first);
-          combine_weights(tensors.weight, block, stage.phases, begin, first - begin, channels,
-                          shared + shared_place(stage, block, begin));
-        });
-      }
+    if (shared == nullptr) {
+      const Stage& stage = stages_.front();
       for_each_task(execution, stage.blocks * tiling_.tiles(),
-                    [&](std::int64_t task) { run_task(tensors, stage, shared, task); });
+                    [&](std::int64_t task) { run_task(tensors, stage, nullptr, task); });
+      return;
     }
+    const std::int64_t pieces = ceil_div(roles_.source_channels, kPackedTogether);
+    std::vector<std::int64_t> tasks;
+    for (const Stage& stage : stages_) {
+      tasks.push_back(stage.blocks * pieces);
+      tasks.push_back(stage.blocks * tiling_.tiles());
+    }
+    for_each_step(execution, tasks, [&](std::size_t step, std::int64_t task) {
+      const Stage& stage = stages_[step / 2];
+      if (step % 2 == 1) return run_task(tensors, stage, shared, task);
+      const TargetBlock block = block_at(stage.first_block + task / pieces);
+      const std::int64_t first = task % pieces * kPackedTogether;
+      const std::int64_t begin = first / chunk_ * chunk_;
+      const std::int64_t channels = std::min(kPackedTogether, roles_.source_channels - first);
+      combine_weights(tensors.weight, block, stage.phases, begin, first - begin, channels,
+                      shared + shared_place(stage, block, begin));
+    });
   }
 
   std::string describe() const override {
