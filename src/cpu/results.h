@@ -140,9 +140,8 @@ class ResultStore {
     const T* const sums = results.sums + tiling_.slot(index) * results.phase_size + done * results.cell_step();
     for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
       ops_.store(sums + channel * results.channel_step() + run.line * results.cell_step(),
-                                runs.line_step() * results.cell_step(),
-                                view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(), runs.count(),
-                                bias_of(first_channel + channel));
+                 runs.line_step() * results.cell_step(), view.data + channel * view.strides[1] + run.tensor,
+                 runs.tensor_step(), runs.count(), bias_of(first_channel + channel));
     });
   }
 
