@@ -17,10 +17,13 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostImageCells = 64;  // of one sample; more have enough to do for packed weights
-constexpr std::int64_t kLongKernel = 64;      // taps along a row
-constexpr std::int64_t kShortestRow = 3;      // taps; D is put together from pieces of this size
-constexpr std::int64_t kFewestInputs = 32;    // channels of a group
+constexpr std::int64_t kMostImageCells = 8;  // of one sample; more have enough to do for packed weights
+// The same where weights do not stay in any cache: packed ones go to memory and back.
+constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;  // elements
+constexpr std::int64_t kMostCellsOfMany = 64;
+constexpr std::int64_t kLongKernel = 64;    // taps along a row
+constexpr std::int64_t kShortestRow = 3;    // taps; D is put together from pieces of this size
+constexpr std::int64_t kFewestInputs = 32;  // channels of a group
 constexpr std::int64_t kManyInputs = 512;
 constexpr std::int64_t kFewestColumns = 256;
 constexpr std::int64_t kDepth = 112;  // of the sums between two visits to memory
@@ -423,8 +426,10 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& /*device*
   // for. grad_weight sums over the batch anyway, and is worth it as long as D is small beside the sums.
   const bool weights = problem.direction == Direction::grad_weight;
   const std::int64_t inputs = problem.in_channels_per_group();
+  const std::int64_t most_cells =
+      element_count(problem.weight_sizes()) > kManyWeights ? kMostCellsOfMany : kMostImageCells;
   const bool few = weights ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
-                           : inputs >= kManyInputs && map.image_cells() > 1 && map.image_cells() <= kMostImageCells;
+                           : inputs >= kManyInputs && map.image_cells() > 1 && map.image_cells() <= most_cells;
   if (!few && !map.rows_are_images() && problem.axes[2].kernel < kLongKernel) {
     return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
                              " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +

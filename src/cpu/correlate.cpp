@@ -158,19 +158,24 @@ class Correlate final : public Kernel {
                           static_cast<E*>(forward ? buffers.output : buffers.input)};
     if (fills_first_) fill_with_bias(tensors, execution);
     if (tiling_.all_taps() == 0 || roles_.source_channels == 0) return;
-    const auto run_stage = [&](const Stage& stage, const T* shared) {
-      for_each_task(execution, stage.blocks * tiling_.tiles(),
-                    [&](std::int64_t task) { run_task(tensors, stage, shared, task); });
-    };
     if (stages_.empty()) {
       const std::int64_t blocks = roles_.groups * blocking_.target_blocks;
-      return run_stage({0, blocks, packed_.all_phases(), 0, roles_.source_channels}, nullptr);
+      const Stage stage{0, blocks, packed_.all_phases(), 0, roles_.source_channels};
+      for_each_task(execution, blocks * tiling_.tiles(),
+                    [&](std::int64_t task) { run_task(tensors, stage, nullptr, task); });
+      return;
     }
     T* const shared = static_cast<T*>(buffers.workspace);
+    std::vector<std::int64_t> tasks;
     for (const Stage& stage : stages_) {
-      pack_weights(tensors, stage, shared, execution);
-      run_stage(stage, shared);
+      tasks.push_back(stage.blocks * ceil_div(stage.channels(), chunk_));
+      tasks.push_back(stage.blocks * tiling_.tiles());
     }
+    for_each_step(execution, tasks, [&](std::size_t step, std::int64_t task) {
+      const Stage& stage = stages_[step / 2];
+      if (step % 2 == 1) return run_task(tensors, stage, shared, task);
+      pack_weights(tensors, stage, shared, task);
+    });
   }
 
   std::string describe() const override {
@@ -242,14 +247,13 @@ class Correlate final : public Kernel {
     return (before * stage.channels() + packed_.targets(block.targets) * channel) * packed_.taps_of(stage.phases);
   }
 
-  void pack_weights(const Tensors& tensors, const Stage& stage, T* shared, const Execution& execution) const {
+  // Of one block and chunk of source channels.
+  void pack_weights(const Tensors& tensors, const Stage& stage, T* shared, std::int64_t task) const {
     const std::int64_t chunks = ceil_div(stage.channels(), chunk_);
-    for_each_task(execution, stage.blocks * chunks, [&](std::int64_t task) {
-      const TargetBlock block = block_at(stage.first_block + task / chunks);
-      const std::int64_t c = stage.first_channel + task % chunks * chunk_;
-      packed_.pack(tensors.weight, block, c, std::min(chunk_, stage.last_channel - c), stage.phases,
-                   shared + shared_place(stage, block, c));
-    });
+    const TargetBlock block = block_at(stage.first_block + task / chunks);
+    const std::int64_t c = stage.first_channel + task % chunks * chunk_;
+    packed_.pack(tensors.weight, block, c, std::min(chunk_, stage.last_channel - c), stage.phases,
+                 shared + shared_place(stage, block, c));
   }
 
   Results<T> results_of(const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {

@@ -258,6 +258,14 @@ template <typename E, typename T>
 void scatter(const Scatter<E, T>& job) {
   std::int64_t c = 0;
   if constexpr (std::is_same_v<E, T>) {
+    // Rows that go side by side are transposed.
+    std::int64_t side_by_side = 1;
+    while (side_by_side < job.count && job.to_places[side_by_side] == job.to_places[0] + side_by_side) ++side_by_side;
+    if (side_by_side == job.count && job.count > 1) {
+      const auto row = [&](std::int64_t i) { return job.from + job.from_places[i]; };
+      load_transposed<T>(row, job.to + job.to_places[0], job.to_step, job.count, job.channels);
+      return;
+    }
     const hn::ScalableTag<T> tag;
     const hn::RebindToSigned<decltype(tag)> itag;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
@@ -306,7 +314,12 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
       for (std::int64_t channel = c; channel < c + channels; ++channel) {
         for (std::int64_t t = 0; t < job.tap_count; ++t, row += lanes) {
           const PackTap& tap = *in_order[t];
-          hn::BlendedStore(hn::LoadU(tag, row), whole, tag, job.packed + tap.to + channel * tap.to_step + first);
+          T* const to = job.packed + tap.to + channel * tap.to_step + first;
+          if (first + lanes <= job.width) {
+            hn::StoreU(hn::LoadU(tag, row), tag, to);
+          } else {
+            hn::BlendedStore(hn::LoadU(tag, row), whole, tag, to);
+          }
         }
       }
     }
@@ -330,13 +343,28 @@ bool pack_vector(const PackWeights<T, T>& job, std::int64_t first) {
     const T* const channel = job.source + c * job.channel_step + first * job.target_step;
     for (std::int64_t t = 0; t < job.tap_count; ++t) {
       const PackTap& tap = job.taps[t];
-      const auto values = job.target_step == 1
-                              ? hn::MaskedLoad(valid, tag, channel + tap.from)
-                              : hn::IfThenElseZero(valid, hn::GatherIndex(tag, channel + tap.from, indices));
+      const auto values = hn::IfThenElseZero(valid, hn::GatherIndex(tag, channel + tap.from, indices));
       hn::BlendedStore(values, whole, tag, job.packed + tap.to + c * tap.to_step + first);
     }
   }
   return true;
+}
+
+// Where targets lie side by side: all of them at once, so that memory is read in order.
+template <typename T>
+void pack_copies(const PackWeights<T, T>& job) {
+  const hn::ScalableTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
+    for (std::int64_t t = 0; t < job.tap_count; ++t) {
+      const T* const from = job.source + c * job.channel_step + job.taps[t].from;
+      T* const to = job.packed + job.taps[t].to + c * job.taps[t].to_step;
+      std::int64_t m = 0;
+      for (; m + lanes <= job.valid; m += lanes) hn::StoreU(hn::LoadU(tag, from + m), tag, to + m);
+      for (; m < job.valid; ++m) to[m] = from[m];
+      for (; m < job.width; ++m) to[m] = 0;
+    }
+  }
 }
 
 // Where the channels of a target lie side by side: transposed, tap by tap.
@@ -359,6 +387,7 @@ void pack_weights(const PackWeights<E, T>& job) {
   std::int64_t first = 0;
   if constexpr (std::is_same_v<E, T>) {
     if (job.channel_step == 1 && job.tap_count > 0 && job.channels > 1) return pack_side_by_side(job);
+    if (job.target_step == 1 && job.valid > 1) return pack_copies(job);
     if (pack_whole_taps(job)) return;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
     while (first < job.valid && job.valid > 1 && pack_vector(job, first)) first += lanes;

@@ -29,10 +29,12 @@ constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of al
 constexpr std::int64_t kDepth =
     112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
-constexpr std::int64_t kRows = 14;                 // output channels are cut at multiples of this
-constexpr std::int64_t kMostOutputs = 19 * kRows;  // of a block
+constexpr std::int64_t kRows = 16;                 // output channels are cut at multiples of this
+constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
 constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
 constexpr std::int64_t kFewOutputs = 6;            // fewer output channels than this: their taps are the rows
+constexpr std::int64_t kMostAlternating = 4;       // phases of a row that are read together
+constexpr double kMostFilled = 1.1;                // a line that is longer than its cells by more is closed up
 
 struct SumBlocking : WeightBlocking {
   bool along_inputs = true;  // vectors run along the input channels
@@ -131,18 +133,28 @@ class GradWeight final : public Kernel {
     // An odd number of cache lines, so that rows do not fall into the same cache sets.
     const std::int64_t line_size = round_up(tiling_.longest(), 2 * kMostLanes) + kMostLanes;
     const std::int64_t cell_size = round_up(blocking_.outputs * groups, 2 * kMostLanes) + kMostLanes;
-    // Where output channels lie side by side they are rows of the product as they are.
-    const bool side_by_side = blocking_.along_inputs && problem_.output_strides[1] == 1;
+    // Where output channels lie side by side they are rows of the product as they are. Otherwise they are put so, and
+    // phases that alternate along a row are read together.
+    const bool transposes = std::is_same_v<E, T> && problem_.output_strides[4] == 1 &&
+                            tiling_.row_phases() <= kMostAlternating && groups == 1;
+    const bool side_by_side = blocking_.along_inputs && (problem_.output_strides[1] == 1 || transposes);
+    const std::int64_t together = side_by_side && transposes ? tiling_.row_phases() : 1;
     auto tile_size = math.tile_for(channels.outputs, channels.inputs);
     if (tile_size.vectors * math.lanes % groups != 0) tile_size = {1, kMostVectors};  // single lanes: groups are whole
     const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
     T* const packed_input =
         memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
-    T* const packed_grad = memory.grad.get(std::max(blocking_.outputs * line_size, tiling_.longest() * cell_size));
+    const std::int64_t phase_size = std::max(blocking_.outputs * line_size, tiling_.longest() * cell_size);
+    T* const packed_grad = memory.grad.get(together * phase_size);
     T* const rows =
         memory.rows.get(blocking_.along_inputs ? RowPanels(math, tile_size.rows).size(channels.outputs, kDepth) : 0);
     std::int64_t* const offsets =
-        memory.offsets.get(blocking_.along_inputs ? 0 : tiling_.most_taps() * blocking_.inputs);
+        memory.offsets.get(blocking_.along_inputs ? kDepth : tiling_.most_taps() * blocking_.inputs);
+    const PackedSteps steps =
+        side_by_side ? PackedSteps{1, cell_size, groups, problem_.out_channels_per_group()} : PackedSteps{line_size, 1};
+    std::vector<Runs> runs;
+    std::vector<T*> lines;
+    std::vector<std::vector<std::int64_t>> positions(together);  // of the cells of each phase, where gaps are left out
     for (std::int64_t index = first_tile; index < last_tile; ++index) {
       const Tile tile = tiling_.tile(index);
       if (blocking_.along_inputs) {
@@ -150,21 +162,35 @@ class GradWeight final : public Kernel {
       } else {
         pack_source(tiling_, tile, input_view, PackedSteps{tiling_.plane_size(), 1}, packed_input);
       }
-      for (std::size_t p = 0; p < tiling_.phases().size(); ++p) {
-        const PhaseTile& phase = tiling_.phases()[p];
-        const Runs runs = target_runs(tiling_, tile, phase, problem_.output_strides);
-        const PackedSteps steps = side_by_side ? PackedSteps{1, cell_size, groups, problem_.out_channels_per_group()}
-                                               : PackedSteps{line_size, 1};
-        // The gaps must be zero: there the input is multiplied too. Dot products run on to whole vectors.
-        if (!side_by_side || !runs.is_one_run(tile.length)) {
-          std::fill_n(packed_grad, side_by_side ? tile.length * cell_size : channels.outputs * line_size, T{0});
+      for (std::size_t p = 0; p < tiling_.phases().size(); p += together) {
+        runs.clear();
+        lines.clear();
+        for (std::int64_t i = 0; i < together; ++i) {
+          runs.push_back(target_runs(tiling_, tile, tiling_.phases()[p + i], problem_.output_strides));
+          lines.push_back(packed_grad + i * phase_size);
+          const auto cells = runs[i].count() * static_cast<std::int64_t>(runs[i].all().size());
+          positions[i].clear();
+          // The gaps must be zero: there the input is multiplied too. Dot products run on to whole vectors.
+          if (side_by_side && groups == 1 && runs[i].count() > 0 && kMostFilled * cells < tile.length) {
+            runs[i] = runs[i].closed_up(positions[i]);
+          } else if (!side_by_side || !runs[i].is_one_run(tile.length)) {
+            std::fill_n(lines[i], side_by_side ? tile.length * cell_size : channels.outputs * line_size, T{0});
+          }
         }
-        load_runs(grad_view, runs, steps, packed_grad);
-        T* const sums = block + blocks_.phase_begin(p);
-        if (blocking_.along_inputs) {
-          multiply(math, tile_size, phase, channels, tile.length, packed_grad, steps, packed_input, rows, sums);
-        } else {
-          dot(math, phase, channels, tile.length, packed_grad, line_size, packed_input + tiling_.lead(), offsets, sums);
+        bool loaded = false;
+        if constexpr (std::is_same_v<E, T>) {
+          loaded = together > 1 && load_alternating(grad_view, runs, steps, lines);
+        }
+        for (std::int64_t i = 0; i < together; ++i) {
+          const PhaseTile& phase = tiling_.phases()[p + i];
+          if (!loaded) load_runs(grad_view, runs[i], steps, lines[i]);
+          T* const sums = block + blocks_.phase_begin(p + i);
+          if (blocking_.along_inputs) {
+            multiply(math, tile_size, phase, channels, tile.length, lines[i], steps, positions[i], packed_input, rows,
+                     offsets, sums);
+          } else {
+            dot(math, phase, channels, tile.length, lines[i], line_size, packed_input + tiling_.lead(), offsets, sums);
+          }
         }
       }
     }
@@ -231,26 +257,37 @@ class GradWeight final : public Kernel {
     }
   }
 
+  // The cells of one phase: all `length` of them, or those at `positions` of the line, closed up.
   void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
                 const ChannelBlock& channels, std::int64_t length, const T* grad, const PackedSteps& grad_steps,
-                const T* packed_input, T* rows, T* sums) const {
+                const std::vector<std::int64_t>& positions, const T* packed_input, T* rows, std::int64_t* offsets,
+                T* sums) const {
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
     const std::int64_t panel = tile_size.vectors * math.lanes;
     const RowPanels row_panels(math, tile_size.rows);
     Multiply<T> job;
     const bool in_place = grad_steps.channel == 1;
+    const bool closed_up = !positions.empty();
+    const std::int64_t cells = closed_up ? static_cast<std::int64_t>(positions.size()) : length;
     job.a_step = in_place ? grad_steps.cell : row_panels.step;
     job.c_step = taps * blocking_.inputs;
     job.accumulate = true;
+    job.offsets = offsets;
     const std::int64_t groups = blocking_.interleaved;
     const auto& of_groups = groups == 2 ? math.multiply_pairs : math.multiply_fours;
-    const auto& table = groups == 1 ? math.multiply_packed : of_groups;
-    for (std::int64_t k = 0; k < length; k += kDepth) {
-      job.depth = std::min(kDepth, length - k);
+    const auto& of_cells = closed_up ? math.multiply_in_place : math.multiply_packed;
+    const auto& table = groups == 1 ? of_cells : of_groups;
+    for (std::int64_t k = 0; k < cells; k += kDepth) {
+      job.depth = std::min(kDepth, cells - k);
       if (!in_place) pack_lines(row_panels, channels.outputs, grad + k, grad_steps.channel, job.depth, rows);
       for (std::int64_t n = 0; n < channels.inputs; n += panel) {
         job.b_step = panel_width(math, panel, channels.inputs, n);
-        const T* const input = packed_input + n * tiling_.plane_size() + (tiling_.lead() + k) * job.b_step;
+        const T* input = packed_input + n * tiling_.plane_size() + tiling_.lead() * job.b_step;
+        if (closed_up) {
+          for (std::int64_t i = 0; i < job.depth; ++i) offsets[i] = positions[k + i] * job.b_step;
+        } else {
+          input += k * job.b_step;
+        }
         for (std::int64_t t = 0; t < taps; ++t) {
           job.b = input + phase.taps[t].offset * job.b_step;
           for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {

@@ -86,6 +86,18 @@ class Runs {
   }
   bool along_row() const { return along_row_; }
 
+  // The same with nothing between them along the line, and `positions` where they were.
+  Runs closed_up(std::vector<std::int64_t>& positions) const {
+    Runs closed = *this;
+    closed.line_step_ = 1;
+    positions.clear();
+    for (std::size_t r = 0; r < runs_.size(); ++r) {
+      closed.runs_[r].line = static_cast<std::int64_t>(r) * count_;
+      for (std::int64_t i = 0; i < count_; ++i) positions.push_back(runs_[r].line + i * line_step_);
+    }
+    return closed;
+  }
+
  private:
   struct Steps {
     std::int64_t begin = 0;
@@ -221,27 +233,85 @@ void clear_around(const Runs& runs, std::int64_t lead, std::int64_t size, std::i
   std::fill(line + done * cell, line + size * cell, T{0});
 }
 
+// Lattices that alternate along rows of a tensor, line by line of `lines`: their rows are read, and transposed, as one.
+// False where they have no rows in common.
+template <typename T>
+bool load_alternating(const View<const T>& view, const std::vector<Runs>& lattices, const PackedSteps& steps,
+                      const std::vector<T*>& lines) {
+  const std::int64_t step = lattices.front().tensor_step();
+  for (const Runs& runs : lattices) {
+    if (!runs.along_row() || runs.tensor_step() != step || runs.line_step() != 1 || runs.count() == 0 ||
+        runs.all().size() != lattices.front().all().size()) {
+      return false;
+    }
+  }
+  constexpr std::int64_t kChannels = 16;
+  constexpr std::int64_t kCells = 240;
+  T cells[kCells * kChannels];
+  for (std::int64_t first = 0; first < view.channels; first += kChannels) {
+    const std::int64_t channels = std::min(kChannels, view.channels - first);
+    for (std::size_t row = 0; row < lattices.front().all().size(); ++row) {
+      std::int64_t begin = lattices.front().all()[row].tensor;
+      std::int64_t end = begin;
+      for (const Runs& runs : lattices) {
+        begin = std::min(begin, runs.all()[row].tensor);
+        end = std::max(end, runs.all()[row].tensor + (runs.count() - 1) * step + 1);
+      }
+      for (std::int64_t here = begin; here < end; here += kCells) {
+        const std::int64_t count = std::min(kCells, end - here);
+        element_ops<T, T>().load_channels(view.data + first * view.strides[1] + here, view.strides[1], cells, kChannels,
+                                          channels, count);
+        for (std::size_t l = 0; l < lattices.size(); ++l) {
+          const Runs::Run& run = lattices[l].all()[row];
+          const std::int64_t from = std::max<std::int64_t>(ceil_div(here - run.tensor, step), 0);
+          const std::int64_t to = std::min(ceil_div(here + count - run.tensor, step), lattices[l].count());
+          for (std::int64_t i = from; i < to; ++i) {
+            const T* const cell = cells + (run.tensor + i * step - here) * kChannels;
+            T* const place = lines[l] + (run.line + i) * steps.cell + first;
+            if (channels == kChannels) {
+              std::copy_n(cell, kChannels, place);
+            } else {
+              std::copy_n(cell, channels, place);
+            }
+          }
+        }
+      }
+    }
+  }
+  return true;
+}
+
 // The source of a tile as `lines` [source lattice][plane_size], zero wherever there is no source position.
 template <typename E, typename T>
 void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& view, const PackedSteps& steps, T* to) {
-  const auto sources = static_cast<std::int64_t>(tiling.sources().size());
   const std::int64_t size = tiling.plane_size();
-  for (std::int64_t s = 0; s < sources; ++s) {
-    const Runs runs = source_runs(tiling, tile, tiling.sources()[s], view.strides);
-    T* const lines = to + s * size * steps.cell;
-    if (tiling.reads_around() || !runs.is_one_run(tile.length)) {
-      if (steps.cell == 1) {
-        for (std::int64_t c = 0; c < view.channels; ++c) std::fill_n(lines + c * steps.channel, size, T{0});
-      } else {
-        clear_around(runs, tiling.lead(), size, steps.cell, lines);
-      }
-    } else if (steps.cell == 1) {
-      // Vectors that run on behind the line may be multiplied by zeros, which a NaN would survive.
-      for (std::int64_t c = 0; c < view.channels; ++c) {
-        std::fill_n(lines + c * steps.channel + tiling.lead() + tile.length, kSlack, T{0});
+  const std::size_t alternating = tiling.maps()[2].sources.size();  // lattices of one row
+  for (std::size_t s = 0; s < tiling.sources().size(); s += alternating) {
+    std::vector<Runs> lattices;
+    std::vector<T*> places;
+    for (std::size_t l = s; l < s + alternating; ++l) {
+      const Runs& runs = lattices.emplace_back(source_runs(tiling, tile, tiling.sources()[l], view.strides));
+      T* const lines = to + static_cast<std::int64_t>(l) * size * steps.cell;
+      places.push_back(lines + tiling.lead() * steps.cell);
+      if (tiling.reads_around() || !runs.is_one_run(tile.length)) {
+        if (steps.cell == 1) {
+          for (std::int64_t c = 0; c < view.channels; ++c) std::fill_n(lines + c * steps.channel, size, T{0});
+        } else {
+          clear_around(runs, tiling.lead(), size, steps.cell, lines);
+        }
+      } else if (steps.cell == 1) {
+        // Vectors that run on behind the line may be multiplied by zeros, which a NaN would survive.
+        for (std::int64_t c = 0; c < view.channels; ++c) {
+          std::fill_n(lines + c * steps.channel + tiling.lead() + tile.length, kSlack, T{0});
+        }
       }
     }
-    load_runs(view, runs, steps, lines + tiling.lead() * steps.cell);
+    if constexpr (std::is_same_v<E, T>) {
+      const bool transposes =
+          steps.channel == 1 && steps.interleaved == 1 && view.strides[1] != 1 && view.strides[4] == 1;
+      if (alternating > 1 && transposes && load_alternating(view, lattices, steps, places)) continue;
+    }
+    for (std::size_t l = 0; l < alternating; ++l) load_runs(view, lattices[l], steps, places[l]);
   }
 }
 

@@ -1,10 +1,14 @@
 // The directions of the "phases" family. Each is a kernel that is ready to run: blocking is chosen when it is made.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "core/family.h"
 #include "core/parallel.h"
@@ -43,6 +47,35 @@ void for_each_task(const Execution& execution, std::int64_t tasks, const Body& b
   std::atomic<std::int64_t> next{0};
   parallel_for(execution, tasks, 1, [&](std::int64_t /*begin*/, std::int64_t /*end*/) {
     for (std::int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) body(task);
+  });
+}
+
+// Runs body(step, task) for the counts[step] tasks of each step, one step after the other, and in one parallel region:
+// threads that another program keeps from beginning are not waited for at the end of every step.
+template <typename Body>
+void for_each_step(const Execution& execution, const std::vector<std::int64_t>& counts, const Body& body) {
+  std::vector<std::int64_t> ends;
+  for (const std::int64_t count : counts) ends.push_back((ends.empty() ? 0 : ends.back()) + count);
+  const std::int64_t tasks = ends.empty() ? 0 : ends.back();
+  std::atomic<std::int64_t> next{0};
+  std::atomic<std::int64_t> done{0};  // every task of a step is done before one of the next begins
+  std::atomic<bool> failed{false};
+  parallel_for(execution, tasks, 1, [&](std::int64_t /*begin*/, std::int64_t /*end*/) {
+    for (std::int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
+      const auto step = std::upper_bound(ends.begin(), ends.end(), task) - ends.begin();
+      const std::int64_t first = ends[step] - counts[step];
+      while (done.load(std::memory_order_acquire) < first) {
+        if (failed.load(std::memory_order_relaxed)) return;
+        std::this_thread::yield();
+      }
+      try {
+        body(static_cast<std::size_t>(step), task - first);
+      } catch (...) {
+        failed = true;
+        throw;
+      }
+      done.fetch_add(1, std::memory_order_release);
+    }
   });
 }
 

@@ -48,7 +48,7 @@ class ResultStore {
 
   T bias_of(std::int64_t channel) const {
     T bias = 0;
-    if (bias_ != nullptr) element_ops<E, T>().load(bias_ + channel, 1, &bias, 1, 1);
+    if (bias_ != nullptr) ops_.load(bias_ + channel, 1, &bias, 1, 1);
     return bias;
   }
 
@@ -77,7 +77,7 @@ class ResultStore {
     for (const Runs::Run& run : runs.all()) {
       job.from = results.sums + tiling_.slot(index) * results.phase_size + run.line * results.cell_step();
       job.to = view.data + run.tensor;
-      element_ops<E, T>().store_cells(job);
+      ops_.store_cells(job);
     }
   }
 
@@ -107,7 +107,7 @@ class ResultStore {
       for (const Runs::Run& run : runs.all()) {
         job.from = results.sums + run.line * results.row_size;
         job.to = view.data + run.tensor;
-        element_ops<E, T>().store_rows(job);
+        ops_.store_rows(job);
       }
       return job.count;
     }
@@ -123,7 +123,7 @@ class ResultStore {
       job.from = results.sums + channel * results.channel_step() + run.line * results.cell_step();
       job.to = view.data + channel * view.strides[1] + run.tensor;
       job.bias = bias_of(first_channel + channel);
-      element_ops<E, T>().interleave(job);
+      ops_.interleave(job);
     });
     return job.count;
   }
@@ -139,13 +139,13 @@ class ResultStore {
     const Runs runs = target_runs(tiling_, rest, phase, view.strides);
     const T* const sums = results.sums + tiling_.slot(index) * results.phase_size + done * results.cell_step();
     for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
-      element_ops<E, T>().store(sums + channel * results.channel_step() + run.line * results.cell_step(),
-                                runs.line_step() * results.cell_step(),
-                                view.data + channel * view.strides[1] + run.tensor, runs.tensor_step(), runs.count(),
-                                bias_of(first_channel + channel));
+      ops_.store(sums + channel * results.channel_step() + run.line * results.cell_step(),
+                 runs.line_step() * results.cell_step(), view.data + channel * view.strides[1] + run.tensor,
+                 runs.tensor_step(), runs.count(), bias_of(first_channel + channel));
     });
   }
 
+  const ElementOps<E, T>& ops_ = element_ops<E, T>();  // asked for once: rows may be short
   const Tiling& tiling_;
   Strides strides_;
   const E* bias_;

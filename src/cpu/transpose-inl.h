@@ -7,6 +7,7 @@
 #define TCONV_CPU_TRANSPOSE_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -100,19 +101,32 @@ std::int64_t transpose_lines(const Line& line, T* to, std::int64_t to_step, std:
       const T* rows[kLanes];
       for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = line(c + std::min(r, valid - 1));
       const auto mask = hn::FirstN(tag, valid);
-      for (std::int64_t i = 0; i < count; i += kSide) {
+      const auto transpose = [&](std::int64_t first, const auto& row) HWY_ATTR {
+        transpose_block(tag, row, [&](std::int64_t q, auto values) HWY_ATTR {
+          T* const place = to + (first + q) * to_step + c;
+          if (valid == kLanes) {
+            hn::StoreU(values, tag, place);
+          } else {
+            hn::BlendedStore(values, mask, tag, place);
+          }
+        });
+      };
+      std::int64_t i = 0;
+      // Whole vectors of each line first: lines far apart fall into the same cache set, where none stays for long.
+      HWY_ALIGN T square[kLanes * kLanes];
+      for (; i + kLanes <= count; i += kLanes) {
+        for (std::int64_t r = 0; r < kLanes; ++r) {
+          hn::Store(hn::LoadU(tag, rows[r] + i), tag, square + r * kLanes);
+          hwy::Prefetch(rows[r] + i + kLanes);
+        }
+        for (std::int64_t j = 0; j < kLanes; j += kSide) {
+          transpose(i + j, [&](std::int64_t r) { return square + r * kLanes + j; });
+        }
+      }
+      for (; i < count; i += kSide) {
         // The last block may repeat some of the one before.
         const std::int64_t first = std::min(i, count - kSide);
-        transpose_block(
-            tag, [&](std::int64_t r) { return rows[r] + first; },
-            [&](std::int64_t q, auto values) {
-              T* const place = to + (first + q) * to_step + c;
-              if (valid == kLanes) {
-                hn::StoreU(values, tag, place);
-              } else {
-                hn::BlendedStore(values, mask, tag, place);
-              }
-            });
+        transpose(first, [&](std::int64_t r) { return rows[r] + first; });
       }
     }
   }

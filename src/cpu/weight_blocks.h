@@ -64,6 +64,12 @@ class WeightBlocks {
   WeightBlocks(const Problem& problem, const WeightBlocking& blocking, const Tiling& tiling, std::int64_t tasks,
                std::int64_t most_partials)
       : problem_(problem), blocking_(blocking) {
+    struct Place {
+      std::int64_t weight = 0;
+      std::int64_t block = 0;  // of output channel 0
+      std::int64_t output_step = 0;
+    };
+    std::vector<Place> all;
     std::int64_t phase_begin = 0;
     for (const PhaseTile& phase : tiling.phases()) {
       phase_begins_.push_back(phase_begin);
@@ -73,16 +79,17 @@ class WeightBlocks {
       for (std::int64_t t = 0; t < taps; ++t) {
         std::int64_t place = 0;
         for (int a = 0; a < kSpatialAxes; ++a) place += phase.taps[t].tap[a] * problem.weight_strides[2 + a];
-        weight_places_.push_back(place);
+        all.push_back({place, phase_begin + t * blocking.inputs, taps * blocking.inputs});
       }
       phase_begin += taps * blocking.outputs * blocking.inputs;
     }
     size_ = phase_begin;
+    // In the order of memory, where they may be written side by side.
+    std::ranges::sort(all, {}, &Place::weight);
     for (std::int64_t output = 0; output < blocking.outputs; ++output) {
-      for (std::size_t p = 0; p < taps_.size(); ++p) {
-        for (std::int64_t t = 0; t < taps_[p]; ++t) {
-          block_places_.push_back(phase_begins_[p] + (output * taps_[p] + t) * blocking.inputs);
-        }
+      for (const Place& place : all) {
+        weight_places_.push_back(place.weight + output * problem.weight_strides[1]);
+        block_places_.push_back(place.block + output * place.output_step);
       }
     }
     std::int64_t volume = 1;
@@ -171,18 +178,20 @@ class WeightBlocks {
     if (blocking_.interleaved > 1) return store_interleaved(block, channels, first, last, weight);
     const Strides& strides = problem_.weight_strides;
     Scatter<E, T> job;
-    job.to_places = weight_places_.data();
     job.to_step = strides[0];
-    job.count = static_cast<std::int64_t>(weight_places_.size());
-    // A few input channels at a time, so that what is written together stays in the cache.
+    // A few input channels at a time, so that what is written together stays in the cache, and output channels that
+    // fill a vector with their taps.
     constexpr std::int64_t kTogether = 16;
+    const std::int64_t outputs = std::max<std::int64_t>(kTogether / all_taps_, 1);
     for (std::int64_t input = 0; input < channels.inputs; input += kTogether) {
-      for (std::int64_t output = first; output < last; ++output) {
+      for (std::int64_t output = first; output < last; output += outputs) {
         job.channels = std::min(kTogether, channels.inputs - input);
+        job.count = std::min(outputs, last - output) * all_taps_;
         job.from = block + input;
-        job.from_places = block_places_.data() + output * job.count;
+        job.from_places = block_places_.data() + output * all_taps_;
         job.to = weight + (channels.group * blocking_.group_inputs + channels.first_input + input) * strides[0] +
-                 (channels.first_output + output) * strides[1];
+                 channels.first_output * strides[1];
+        job.to_places = weight_places_.data() + output * all_taps_;
         element_ops<E, T>().scatter(job);
       }
     }
@@ -192,7 +201,7 @@ class WeightBlocks {
   void store_interleaved(const T* block, const ChannelBlock& channels, std::int64_t first, std::int64_t last,
                          E* weight) const {
     const Strides& strides = problem_.weight_strides;
-    const auto taps = static_cast<std::int64_t>(weight_places_.size());
+    const std::int64_t taps = all_taps_;
     const std::int64_t groups = blocking_.interleaved;
     for (std::int64_t g = 0; g < groups; ++g) {
       const std::int64_t group = channels.group * groups + g;
@@ -212,10 +221,11 @@ class WeightBlocks {
   std::int64_t size_ = 0;  // of a block
   std::int64_t splits_ = 1;
   std::int64_t all_taps_ = 0;
-  std::vector<std::int64_t> taps_;           // of each phase
-  std::vector<std::int64_t> phase_begins_;   // in a block
-  std::vector<std::int64_t> weight_places_;  // [tap of all phases]
-  std::vector<std::int64_t> block_places_;   // [output channel][tap of all phases], of input channel 0
+  std::vector<std::int64_t> taps_;          // of each phase
+  std::vector<std::int64_t> phase_begins_;  // in a block
+  // [output channel][tap of all phases]
+  std::vector<std::int64_t> weight_places_;
+  std::vector<std::int64_t> block_places_;  // of input channel 0
   bool clears_first_ = false;
 };
 

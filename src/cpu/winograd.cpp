@@ -1,6 +1,6 @@
-// The "winograd" family: forward and grad_input of layers whose taps along one axis are two or three neighbours. Along
-// that axis tiles of neighbouring cells are combined (winograd_simd.h), so that 6 products do for 4 cells of 3 taps, or
-// 4 for 3 cells of 2 taps; along the other axes and over the channels the products are summed as ever:
+// The "winograd" family: forward and grad_input of layers whose taps along one or two axes are two or three neighbours.
+// Along such an axis tiles of neighbouring cells are combined (winograd_simd.h), so that 6 products do for 4 cells of 3
+// taps, or 4 for 3 cells of 2 taps; along the other axes and over the channels the products are summed as ever:
 //   source tile -> packed line, channels innermost -> `points` combined lines -> products with combined weights,
 //   summed over channels and the taps of the other axes -> combined back into cells.
 // Sums are in an order that depends on the layer alone; so neither threads nor blocking nor batch change a result.
@@ -26,14 +26,15 @@ namespace {
 using T = float;
 
 constexpr std::int64_t kMostTogether = 128;   // source channels summed before the next tap's
-constexpr std::int64_t kMostTargets = 128;    // target channels of a task
 constexpr std::int64_t kMostDepth = 640;      // multiply-adds between two visits to the products
 constexpr std::int64_t kTasksWanted = 8;      // for each thread
+constexpr std::int64_t kTilesOfStage = 2;     // the same where the weights of one block are held at a time
 constexpr std::int64_t kTileAlone = 1024;     // cells of a tile that combines its own weights
 constexpr std::int64_t kPackedTogether = 16;  // channels of weights that are packed before they are combined
 
 struct Memory {
   Scratch<T> source;
+  Scratch<T> half;  // combined along the first of two axes
   Scratch<T> combined;
   Scratch<T> packed;
   Scratch<T> weights;
@@ -41,36 +42,43 @@ struct Memory {
   Scratch<T> sums;
 };
 
+// Tensors whose channels lie side by side, in whole vectors, are written where they are.
+template <typename E>
+bool stores_in_place(const Roles& roles) {
+  return std::is_same_v<E, T> && roles.target_strides[1] == 1 && roles.target_channels % kMostLanes == 0;
+}
+
+// Phases that have to be kept between two steps take more room than combining the source for each of them.
+bool phases_one_by_one(const Roles& roles, std::int64_t chunk, bool in_place) {
+  return in_place && chunk < roles.source_channels;
+}
+
 template <typename E>
 class Winograd final : public Kernel {
  public:
-  Winograd(const Problem& problem, const FastAxis& fast, Tiling tiling, std::int64_t chunk, std::int64_t targets)
+  Winograd(const Problem& problem, const FastWeights& fast, Tiling tiling, std::int64_t chunk)
       : problem_(problem),
         roles_(problem),
-        fast_(fast),
-        scheme_(kSchemes[fast.scheme]),
+        fast_(fast.axes),
+        points_(points_of(fast_)),
         tiling_(std::move(tiling)),
-        line_(fast, tiling_.maps(), tiling_.shape()),
+        lines_(fast_lines(fast_, tiling_)),
         chunk_(chunk),
-        targets_(targets),
-        target_blocks_(ceil_div(roles_.target_channels, targets)),
+        targets_(fast.targets),
+        target_blocks_(ceil_div(roles_.target_channels, targets_)),
         packed_(problem, roles_, tiling_, WeightOrder::channels_inside),
-        source_(tiling_, fast, line_, roles_.source_strides, chunk, roles_.source_channels % kMostLanes == 0) {
+        source_(tiling_, fast_, lines_, roles_.source_strides, chunk, roles_.source_channels % kMostLanes == 0) {
     for (const PhaseTile& phase : tiling_.phases()) {
       groups_before_.push_back(all_groups_);
-      groups_.emplace_back(phase, fast_, line_, tiling_);
+      groups_.emplace_back(phase, fast_, lines_.back(), tiling_);
       all_groups_ += groups_.back().count();
     }
-    stores_in_place_ = std::is_same_v<E, T> && roles_.target_strides[1] == 1 &&
-                       roles_.target_channels % kMostLanes == 0 && targets_ % kMostLanes == 0;
-    shares_weights_ = tiling_.tiles() > 1 && shares_combined_weights(problem, fast);
+    stores_in_place_ = stores_in_place<E>(roles_);
+    one_by_one_ = phases_one_by_one(roles_, chunk, stores_in_place_);
+    plan_stages(tiling_.tiles() > 1 && fast.held);
   }
 
-  std::size_t workspace_bytes() const {
-    if (!shares_weights_) return 0;
-    return roles_.groups * target_blocks_ * round_up(targets_, kMostLanes) * roles_.source_channels * all_groups_ *
-           scheme_.points * sizeof(T);
-  }
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     const bool forward = problem_.direction == Direction::forward;
@@ -78,28 +86,35 @@ class Winograd final : public Kernel {
                           static_cast<const E*>(buffers.weight),
                           problem_.bias && forward ? static_cast<const E*>(buffers.bias) : nullptr,
                           static_cast<E*>(forward ? buffers.output : buffers.input)};
-    T* const shared = shares_weights_ ? static_cast<T*>(buffers.workspace) : nullptr;
-    if (shared != nullptr) {
-      const std::int64_t pieces = ceil_div(roles_.source_channels, kPackedTogether);
-      for_each_task(execution, roles_.groups * target_blocks_ * pieces, [&](std::int64_t task) {
-        const TargetBlock block = block_at(task / pieces);
-        const std::int64_t first = task % pieces * kPackedTogether;
-        const std::int64_t begin = first / chunk_ * chunk_;
-        const std::int64_t channels = std::min(kPackedTogether, roles_.source_channels - first);
-        combine_weights(tensors.weight, block, begin, first - begin, channels, shared + shared_place(block, begin));
-      });
+    T* const shared = workspace_bytes_ > 0 ? static_cast<T*>(buffers.workspace) : nullptr;
+    if (shared == nullptr) {
+      const Stage& stage = stages_.front();
+      for_each_task(execution, stage.blocks * tiling_.tiles(),
+                    [&](std::int64_t task) { run_task(tensors, stage, nullptr, task); });
+      return;
     }
-    for_each_task(execution, roles_.groups * target_blocks_ * tiling_.tiles(),
-                  [&](std::int64_t task) { run_task(tensors, shared, task); });
+    const std::int64_t pieces = ceil_div(roles_.source_channels, kPackedTogether);
+    std::vector<std::int64_t> tasks;
+    for (const Stage& stage : stages_) {
+      tasks.push_back(stage.blocks * pieces);
+      tasks.push_back(stage.blocks * tiling_.tiles());
+    }
+    for_each_step(execution, tasks, [&](std::size_t step, std::int64_t task) {
+      const Stage& stage = stages_[step / 2];
+      if (step % 2 == 1) return run_task(tensors, stage, shared, task);
+      const TargetBlock block = block_at(stage.first_block + task / pieces);
+      const std::int64_t first = task % pieces * kPackedTogether;
+      const std::int64_t begin = first / chunk_ * chunk_;
+      const std::int64_t channels = std::min(kPackedTogether, roles_.source_channels - first);
+      combine_weights(tensors.weight, block, stage.phases, begin, first - begin, channels,
+                      shared + shared_place(stage, block, begin));
+    });
   }
 
   std::string describe() const override {
-    constexpr std::array kNames = {"depth", "height", "width"};
-    return std::to_string(scheme_.points) + " products for " + std::to_string(scheme_.outputs) + " cells of " +
-           std::to_string(scheme_.taps) + " taps along the " + kNames[fast_.axis] + ", " +
-           std::to_string(tiling_.tiles()) + " tiles of up to " + std::to_string(tiling_.longest()) + " cells, " +
-           std::to_string(targets_) + " target channels, " + std::to_string(chunk_) + " source channels a step, " +
-           target_name();
+    return describe_axes(fast_) + ", " + std::to_string(tiling_.tiles()) + " tiles of up to " +
+           std::to_string(tiling_.longest()) + " cells, " + std::to_string(targets_) + " target channels, " +
+           std::to_string(chunk_) + " source channels a step, " + target_name();
   }
 
  private:
@@ -110,6 +125,44 @@ class Winograd final : public Kernel {
     E* target;
   };
 
+  // Blocks of targets, of all groups in turn, and phases whose weights are combined at a time.
+  struct Stage {
+    std::int64_t first_block = 0;
+    std::int64_t blocks = 0;
+    PhaseRange phases;
+  };
+
+  // All of them where the call may hold so much, otherwise block by block or phase by phase.
+  void plan_stages(bool shares_weights) {
+    const std::int64_t blocks = roles_.groups * target_blocks_;
+    const PhaseRange all = packed_.all_phases();
+    const auto size_of_stage = [&](const Stage& stage) {
+      return stage.blocks * packed_.targets(targets_) * roles_.source_channels * groups_of(stage.phases) * points_;
+    };
+    const auto fits = [&](const Stage& stage) { return size_of_stage(stage) <= room_for_combined(problem_); };
+    if (!shares_weights || fits({0, blocks, all})) {
+      stages_.push_back({0, blocks, all});
+    } else {
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        const bool whole = !stores_in_place_ || fits({block, 1, all});
+        for (PhaseRange phases = all; phases.first < all.last; phases.first = phases.last) {
+          phases.last = whole ? all.last : phases.first + 1;
+          stages_.push_back({block, 1, phases});
+        }
+      }
+    }
+    if (!shares_weights) return;
+    for (const Stage& stage : stages_) {
+      workspace_bytes_ = std::max(workspace_bytes_, static_cast<std::size_t>(size_of_stage(stage)) * sizeof(T));
+    }
+  }
+
+  // Of taps, in some phases.
+  std::int64_t groups_of(const PhaseRange& phases) const {
+    const std::int64_t end = phases.last < groups_.size() ? groups_before_[phases.last] : all_groups_;
+    return end - groups_before_[phases.first];
+  }
+
   TargetBlock block_at(std::int64_t index) const {
     TargetBlock block;
     block.group = index / target_blocks_;
@@ -119,59 +172,87 @@ class Winograd final : public Kernel {
   }
 
   // Where the weights shared by all tiles begin: [group][block][chunk]
-  std::int64_t shared_place(const TargetBlock& block, std::int64_t first_channel) const {
-    const std::int64_t before = (block.group * target_blocks_ + block.first / targets_) * packed_.targets(targets_);
-    return (before * roles_.source_channels + packed_.targets(block.targets) * first_channel) * all_groups_ *
-           scheme_.points;
+  std::int64_t shared_place(const Stage& stage, const TargetBlock& block, std::int64_t first_channel) const {
+    const std::int64_t index = block.group * target_blocks_ + block.first / targets_ - stage.first_block;
+    return (index * packed_.targets(targets_) * roles_.source_channels +
+            packed_.targets(block.targets) * first_channel) *
+           groups_of(stage.phases) * points_;
   }
 
-  // Where the weights of a phase and point begin in those of a block and chunk:
-  // [phase][point][panel][group][channel][target]
-  std::int64_t place_of(const TargetBlock& block, std::int64_t channels, std::size_t phase, std::int64_t point) const {
-    const auto groups = groups_[phase].count();
-    return packed_.targets(block.targets) * channels * (groups_before_[phase] * scheme_.points + point * groups);
+  // Where the weights of a phase and point begin in those of a block and chunk, of which the phases from `first` on are
+  // combined: [phase][point][panel][group][channel][target]
+  std::int64_t place_of(const TargetBlock& block, std::int64_t channels, std::size_t first, std::size_t phase,
+                        std::int64_t point) const {
+    const std::int64_t before = groups_before_[phase] - groups_before_[first];
+    return packed_.targets(block.targets) * channels * (before * points_ + point * groups_[phase].count());
   }
 
   // The weights of `channels` source channels from first + within on, into those of the chunk that begins at `first`.
-  void combine_weights(const E* weight, const TargetBlock& block, std::int64_t first, std::int64_t within,
-                       std::int64_t channels, T* to) const {
+  void combine_weights(const E* weight, const TargetBlock& block, const PhaseRange& phases, std::int64_t first,
+                       std::int64_t within, std::int64_t channels, T* to) const {
     thread_local Scratch<T> scratch;
     const MathOps<T>& math = math_ops<T>();
     const std::int64_t chunk = std::min(chunk_, roles_.source_channels - first);
     const std::int64_t panel = packed_.tile_along_targets(math, block.targets).vectors * math.lanes;
     T* const packed = scratch.get(channels * tiling_.all_taps() * packed_.targets(block.targets));
-    packed_.pack(weight, block, first + within, channels, packed_.all_phases(), packed);
-    Combine<T> job;
-    for (std::size_t p = 0; p < groups_.size(); ++p) {
+    packed_.pack(weight, block, first + within, channels, phases, packed);
+    for (std::size_t p = phases.first; p < phases.last; ++p) {
       const auto taps = static_cast<std::int64_t>(tiling_.phases()[p].taps.size());
       const auto groups = groups_[p].count();
-      const T* const from = packed + packed_.place_of_phase(block, channels, p);
+      const T* const from = packed + packed_.place_of_phase(block, channels, p, phases.first);
       for (std::int64_t row = 0; row < block.targets; row += panel) {
         const std::int64_t width = panel_width(math, panel, block.targets, row);
-        job.count = channels * width;
         for (std::int64_t g = 0; g < groups; ++g) {
-          for (int k = 0; k < scheme_.taps; ++k) {
-            job.from[k] = from + (row * taps + groups_[p].all[g].taps[k] * width) * channels;
-          }
-          for (int point = 0; point < scheme_.points; ++point) {
-            job.to[point] = to + place_of(block, chunk, p, point) + row * chunk * groups + (g * chunk + within) * width;
-          }
-          winograd_ops().weights[fast_.scheme](job);
+          const auto tap_at = [&](std::int64_t tap) {
+            return from + (row * taps + groups_[p].all[g].taps[tap] * width) * channels;
+          };
+          const auto point_at = [&](std::int64_t point) {
+            return to + place_of(block, chunk, phases.first, p, point) + row * chunk * groups +
+                   (g * chunk + within) * width;
+          };
+          combine_group(channels * width, tap_at, point_at);
         }
       }
     }
   }
 
-  // Tiles along the fast axis that a phase has.
-  std::int64_t tiles_of(const Triple& count, std::size_t phase) const {
-    return count[fast_.axis] == 0 ? 0 : ceil_div(count[fast_.axis] + groups_[phase].shift, scheme_.outputs);
+  // The weights of one group of taps.
+  template <typename TapAt, typename PointAt>
+  void combine_group(std::int64_t count, const TapAt& tap_at, const PointAt& point_at) const {
+    thread_local Scratch<T> scratch;
+    const Scheme& first = kSchemes[fast_[0].scheme];
+    const Scheme second = fast_.size() > 1 ? kSchemes[fast_[1].scheme] : Scheme{1, 1, 1};
+    T* const half = fast_.size() > 1 ? scratch.get(second.taps * first.points * count) : nullptr;
+    Combine<T> job;
+    job.count = count;
+    for (int tap = 0; tap < second.taps; ++tap) {
+      for (int k = 0; k < first.taps; ++k) job.from[k] = tap_at(tap * first.taps + k);
+      for (int point = 0; point < first.points; ++point) {
+        job.to[point] = half == nullptr ? point_at(point) : half + (tap * first.points + point) * count;
+      }
+      winograd_ops().weights[fast_[0].scheme](job);
+    }
+    for (int point = 0; half != nullptr && point < first.points; ++point) {
+      for (int k = 0; k < second.taps; ++k) job.from[k] = half + (k * first.points + point) * count;
+      for (int q = 0; q < second.points; ++q) job.to[q] = point_at(point * second.points + q);
+      winograd_ops().weights[fast_[1].scheme](job);
+    }
+  }
+
+  // The cells of a phase with tiles in their place along the first `levels` fast axes.
+  Triple tiles_of(Triple count, std::size_t phase, std::size_t levels) const {
+    for (std::size_t level = 0; level < levels; ++level) {
+      std::int64_t& along = count[fast_[level].axis];
+      if (along > 0) along = ceil_div(along + groups_[phase].shifts[level], kSchemes[fast_[level].scheme].outputs);
+    }
+    return count;
   }
 
   // The rows of the products of a phase, by the groups that read something in depth and height.
   using Rows = std::map<std::vector<std::int64_t>, CellList>;
   Rows rows_of(const Tile& tile, std::size_t phase, std::int64_t row_size) const {
-    Triple count = tiling_.cells_of(tile, tiling_.phases()[phase]);
-    count[fast_.axis] = tiles_of(count, phase);
+    const Triple count = tiles_of(tiling_.cells_of(tile, tiling_.phases()[phase]), phase, fast_.size());
+    const FastLine& line = lines_.back();
     Rows rows;
     if (count[0] * count[1] * count[2] == 0) return rows;
     std::vector<std::int64_t> reached;
@@ -182,7 +263,7 @@ class Winograd final : public Kernel {
           for (std::size_t g = 0; g < groups_[phase].all.size(); ++g) {
             if (reads(tile, groups_[phase].all[g], {d, h, 0})) reached.push_back(static_cast<std::int64_t>(g));
           }
-          const std::int64_t place = image * line_.image_step + d * line_.steps[0] + h * line_.steps[1];
+          const std::int64_t place = image * line.image_step + d * line.steps[0] + h * line.steps[1];
           rows[reached].add(place * source_.cell_step(), source_.cell_step(), place * row_size, row_size, count[2]);
         }
       }
@@ -192,66 +273,77 @@ class Winograd final : public Kernel {
 
   bool reads(const Tile& tile, const TapGroup& group, const Triple& cell) const {
     for (int a = 0; a < 2; ++a) {
-      if (a == fast_.axis) continue;
+      if (std::ranges::find(fast_, a, &FastAxis::axis) != fast_.end()) continue;
       const std::int64_t position = tile.begin[a] + cell[a] + group.shift[a];
       if (position < 0 || position >= tiling_.sources()[group.source][a].count) return false;
     }
     return true;
   }
 
-  void run_task(const Tensors& tensors, const T* shared, std::int64_t task) const {
+  void run_task(const Tensors& tensors, const Stage& stage, const T* shared, std::int64_t task) const {
     thread_local Memory memory;
-    const MathOps<T>& math = math_ops<T>();
-    const Tile tile = tiling_.tile(task / target_blocks_ % tiling_.tiles());
+    const std::int64_t together = std::min(stage.blocks, target_blocks_);  // of a group
+    const Tile tile = tiling_.tile(task / together % tiling_.tiles());
     const TargetBlock block =
-        block_at(task / (target_blocks_ * tiling_.tiles()) * target_blocks_ + task % target_blocks_);
-    const auto phases = tiling_.phases().size();
-    const auto size = packed_.tile_along_targets(math, block.targets);
-    const std::int64_t row_size = round_up(block.targets, math.lanes);
-    const bool in_steps = chunk_ < roles_.source_channels;
-
+        block_at(stage.first_block + task / (together * tiling_.tiles()) * together + task % together);
+    const std::int64_t row_size = round_up(block.targets, math_ops<T>().lanes);
     Results<T> results;
     if (!stores_in_place_) {
       results = {nullptr, false, row_size, row_size * tile.length};
       results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
     }
-    T* const combined = memory.combined.get(source_.size());
-    const std::int64_t point_size = row_size * line_.size;
-    T* const products =
-        memory.products.get((in_steps ? static_cast<std::int64_t>(phases) : 1) * scheme_.points * point_size);
-    std::vector<Rows> rows;
-    for (std::size_t p = 0; p < phases; ++p) rows.push_back(rows_of(tile, p, row_size));
-    for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
-      const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
-      const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
-      source_.combine(tiling_, tile, first, channels, memory.source, combined);
-      const T* weights = nullptr;
-      if (shared != nullptr) {
-        weights = shared + shared_place(block, c);
-      } else {
-        T* const own = memory.weights.get(chunk_ * all_groups_ * scheme_.points * packed_.targets(block.targets));
-        for (std::int64_t within = 0; within < channels; within += kPackedTogether) {
-          combine_weights(tensors.weight, block, c, within, std::min(kPackedTogether, channels - within), own);
-        }
-        weights = own;
-      }
-      const bool last = c + channels == roles_.source_channels;
-      for (std::size_t p = 0; p < phases; ++p) {
-        T* const of_phase = products + (in_steps ? static_cast<std::int64_t>(p) * scheme_.points * point_size : 0);
-        for (int point = 0; point < scheme_.points; ++point) {
-          MultiplyCells<T> job;
-          job.a = combined + (point * line_.size + line_.lead) * source_.cell_step();
-          job.c = of_phase + point * point_size;
-          job.depth = channels;
-          job.accumulate = c > 0;
-          multiply(math, size, block, p, weights + place_of(block, channels, p, point), rows[p], job);
-        }
-        if (last) store(tensors, tile, block, p, of_phase, point_size, row_size, results);
-      }
+    for (PhaseRange phases = stage.phases; phases.first < stage.phases.last; phases.first = phases.last) {
+      phases.last = one_by_one_ ? phases.first + 1 : stage.phases.last;
+      run_phases(tensors, stage, phases, shared, tile, block, row_size, results, memory);
     }
     if (!stores_in_place_) {
       const ResultStore<E, T> put(tiling_, roles_.target_strides, tensors.bias, tensors.target);
       put(tile, block.group * roles_.target_channels + block.first, block.targets, results);
+    }
+  }
+
+  void run_phases(const Tensors& tensors, const Stage& stage, const PhaseRange& phases, const T* shared,
+                  const Tile& tile, const TargetBlock& block, std::int64_t row_size, const Results<T>& results,
+                  Memory& memory) const {
+    const MathOps<T>& math = math_ops<T>();
+    const auto size = packed_.tile_along_targets(math, block.targets);
+    const auto kept = static_cast<std::int64_t>(chunk_ < roles_.source_channels ? phases.last - phases.first : 1);
+    T* const combined = memory.combined.get(source_.size());
+    const std::int64_t point_size = row_size * lines_.back().size;
+    T* const products = memory.products.get(kept * points_ * point_size);
+    std::vector<Rows> rows;
+    for (std::size_t p = phases.first; p < phases.last; ++p) rows.push_back(rows_of(tile, p, row_size));
+    for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
+      const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
+      const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
+      source_.combine(tiling_, tile, first, channels, groups_[phases.first].starts, memory.source, memory.half,
+                      combined);
+      const T* weights = nullptr;
+      std::size_t first_phase = stage.phases.first;
+      if (shared != nullptr) {
+        weights = shared + shared_place(stage, block, c);
+      } else {
+        first_phase = phases.first;
+        T* const own = memory.weights.get(chunk_ * groups_of(phases) * points_ * packed_.targets(block.targets));
+        for (std::int64_t within = 0; within < channels; within += kPackedTogether) {
+          combine_weights(tensors.weight, block, phases, c, within, std::min(kPackedTogether, channels - within), own);
+        }
+        weights = own;
+      }
+      const bool last = c + channels == roles_.source_channels;
+      for (std::size_t p = phases.first; p < phases.last; ++p) {
+        const auto index = static_cast<std::int64_t>(p - phases.first);
+        T* const of_phase = products + (kept > 1 ? index * points_ * point_size : 0);
+        for (int point = 0; point < points_; ++point) {
+          MultiplyCells<T> job;
+          job.a = combined + (point * lines_.back().size + lines_.back().lead) * source_.cell_step();
+          job.c = of_phase + point * point_size;
+          job.depth = channels;
+          job.accumulate = c > 0;
+          multiply(math, size, block, p, weights + place_of(block, channels, first_phase, p, point), rows[index], job);
+        }
+        if (last) store(tensors, tile, block, p, of_phase, row_size, results, memory.half);
+      }
     }
   }
 
@@ -285,50 +377,71 @@ class Winograd final : public Kernel {
 
   // The products of a phase into cells: of the tensor, or of the tile of results.
   void store(const Tensors& tensors, const Tile& tile, const TargetBlock& block, std::size_t phase, const T* products,
-             std::int64_t point_size, std::int64_t row_size, const Results<T>& results) const {
-    const int axis = fast_.axis;
+             std::int64_t row_size, const Results<T>& results, Scratch<T>& half) const {
     const PhaseTile& lattices = tiling_.phases()[phase];
     const Triple cells = tiling_.cells_of(tile, lattices);
-    Triple count = cells;
-    count[axis] = tiles_of(cells, phase);
-    Combine<T> job;
-    job.count = row_size;
+    if (fast_.size() > 1) {
+      const std::int64_t half_size = row_size * lines_[0].size;
+      T* const halves = half.get(kSchemes[fast_[0].scheme].points * half_size);
+      CellPlaces to{lines_[0].image_step * row_size, {}, {}};
+      for (int a = 0; a < kSpatialAxes; ++a) to.step[a] = lines_[0].steps[a] * row_size;
+      const std::int64_t points = kSchemes[fast_[1].scheme].points;
+      for (int point = 0; point < kSchemes[fast_[0].scheme].points; ++point) {
+        store_along(1, tile, phase, cells, products + point * points * row_size * lines_[1].size, row_size,
+                    halves + point * half_size, to, nullptr);
+      }
+      products = halves;
+    }
     CellPlaces to = CellPlaces::on_line(tiling_, row_size);
     T* sums = nullptr;
+    const T* bias = nullptr;
     if constexpr (std::is_same_v<E, T>) {
       if (stores_in_place_) {
         const std::int64_t target = block.group * roles_.target_channels + block.first;
         to = CellPlaces::in_tensor(tile, lattices.lattice, roles_.target_strides);
         sums = tensors.target + target + begin_in_tensor(lattices.lattice, roles_.target_strides);
-        job.bias = tensors.bias == nullptr ? nullptr : tensors.bias + target;
+        bias = tensors.bias == nullptr ? nullptr : tensors.bias + target;
       }
     }
     if (sums == nullptr) sums = results.sums + tiling_.slot(phase) * results.phase_size;
+    store_along(0, tile, phase, cells, products, row_size, sums, to, bias);
+  }
+
+  // Lines that are combined along the axes up to `level` into lines that are not along this one, or into cells.
+  void store_along(std::size_t level, const Tile& tile, std::size_t phase, const Triple& cells, const T* from,
+                   std::int64_t row_size, T* sums, const CellPlaces& to, const T* bias) const {
+    const int axis = fast_[level].axis;
+    const Scheme& scheme = kSchemes[fast_[level].scheme];
+    const FastLine& line = lines_[level];
+    const Triple count = tiles_of(cells, phase, level + 1);
+    Combine<T> job;
+    job.count = row_size;
+    job.bias = bias;
     // A row of cells along the width at a time; where that is the fast axis, tiles that exist as a whole or one that
     // does not.
     job.from_steps.fill(row_size);
-    job.to_step = (axis == 2 ? scheme_.outputs : 1) * to.step[2];
+    job.to_step = (axis == 2 ? scheme.outputs : 1) * to.step[2];
     for (std::int64_t image = 0; image < tile.images; ++image) {
       for (std::int64_t d = 0; d < count[0]; ++d) {
         for (std::int64_t h = 0; h < count[1]; ++h) {
           job.cells = count[2];
           for (std::int64_t w = 0; w < count[2]; w += job.cells) {
-            const std::int64_t place = image * line_.image_step + d * line_.steps[0] + h * line_.steps[1] + w;
-            for (int point = 0; point < scheme_.points; ++point) {
-              job.from[point] = products + point * point_size + place * row_size;
+            const std::int64_t place = image * line.image_step + d * line.steps[0] + h * line.steps[1] + w;
+            for (int point = 0; point < scheme.points; ++point) {
+              job.from[point] = from + (point * line.size + place) * row_size;
             }
             Segment cell{image, {d, h, w}, 2, 1, {}};
-            const std::int64_t first = cell.cell[axis] * scheme_.outputs - groups_[phase].shift;
+            const std::int64_t first = cell.cell[axis] * scheme.outputs - groups_[phase].shifts[level];
             if (axis == 2) {
-              const std::int64_t whole = (cells[2] - first) / scheme_.outputs;
+              const std::int64_t whole = (cells[2] - first) / scheme.outputs;
               job.cells = first >= 0 && whole > 0 ? std::min(whole, count[2] - w) : 1;
             }
-            for (int o = 0; o < scheme_.outputs; ++o) {
+            for (int o = 0; o < scheme.outputs; ++o) {
               cell.cell[axis] = first + o;
               const bool exists = cell.cell[axis] >= 0 && cell.cell[axis] < cells[axis];
               job.to[o] = exists ? sums + to.of(cell) : nullptr;
             }
-            winograd_ops().results[fast_.scheme](job);
+            winograd_ops().results[fast_[level].scheme](job);
           }
         }
       }
@@ -337,12 +450,12 @@ class Winograd final : public Kernel {
 
   Problem problem_;
   Roles roles_;
-  FastAxis fast_;
-  Scheme scheme_;
+  FastAxes fast_;
+  int points_ = 1;  // of all axes
   Tiling tiling_;
-  FastLine line_;
-  std::int64_t chunk_ = 1;    // source channels
-  std::int64_t targets_ = 1;  // of a block
+  std::vector<FastLine> lines_;  // of each level
+  std::int64_t chunk_ = 1;       // source channels
+  std::int64_t targets_ = 1;     // of a block
   std::int64_t target_blocks_ = 1;
   PackedWeights<E, T> packed_;
   CombinedSource<E> source_;
@@ -350,7 +463,9 @@ class Winograd final : public Kernel {
   std::vector<std::int64_t> groups_before_;
   std::int64_t all_groups_ = 0;
   bool stores_in_place_ = false;
-  bool shares_weights_ = false;
+  bool one_by_one_ = false;  // phases
+  std::vector<Stage> stages_;
+  std::size_t workspace_bytes_ = 0;
 };
 
 }  // namespace
@@ -369,25 +484,28 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
     for (const AxisTarget& target : plain[a].targets) left -= target.lattice.count;
     if (left != 0) return Proposal::decline("needs a tap for every output");
   }
-  const std::optional<FastAxis> fast = choose_fast_axis(plain, problem, roles);
-  if (!fast) return Proposal::decline("no axis saves enough multiplications");
-  const AxisMaps maps = with_room_for(*fast, plain);
+  const bool in_place = problem.dtype == DType::f32 && stores_in_place<float>(roles);
+  FastWeights fast = choose_fast_weights(plain, problem, roles, in_place);
+  if (fast.axes.empty()) return Proposal::decline("no axis saves enough multiplications");
+  const AxisMaps maps = with_room_for(fast.axes, plain);
   const std::int64_t chunk =
       std::min(round_up(even_parts(roles.source_channels, kMostTogether), kMostLanes), roles.source_channels);
-  const std::int64_t targets =
-      std::min(round_up(even_parts(roles.target_channels, kMostTargets), kMostLanes), roles.target_channels);
   const auto all = [&maps](auto AxisMap::* lattices) {
     std::size_t count = 1;
     for (const AxisMap& map : maps) count *= (map.*lattices).size();
     return static_cast<std::int64_t>(count);
   };
-  const std::int64_t kept = chunk < roles.source_channels ? all(&AxisMap::targets) : 1;  // phases at a time
+  const bool one_by_one = phases_one_by_one(roles, chunk, in_place);
+  if (one_by_one) fast.axes = phase_by_phase(std::move(fast.axes));
+  const std::int64_t kept =
+      chunk < roles.source_channels && !one_by_one ? all(&AxisMap::targets) : 1;  // phases at a time
   TileWish wish;
-  wish.width = all(&AxisMap::sources) * chunk + kept * targets;
-  wish.tiles =
-      ceil_div(kTasksWanted * std::max(device.threads, 1), roles.groups * ceil_div(roles.target_channels, targets));
-  wish.fewest = shares_combined_weights(problem, *fast) ? 1 : kTileAlone;
-  const std::int64_t cells = choose_cells(*fast, maps, problem.batch, wish, caches());
+  wish.width = all(&AxisMap::sources) * chunk + kept * fast.targets;
+  const std::int64_t blocks = roles.groups * ceil_div(roles.target_channels, fast.targets);
+  const std::int64_t threads = std::max(device.threads, 1);
+  wish.tiles = fast.at_once ? ceil_div(kTasksWanted * threads, blocks) : kTilesOfStage * threads;
+  wish.fewest = fast.held ? 1 : kTileAlone;
+  const std::int64_t cells = choose_cells(fast.axes, maps, problem.batch, wish, caches());
   Tiling tiling(maps, problem.batch, cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
@@ -396,7 +514,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   return with_types(problem.dtype, [&]<typename E, typename Arithmetic> {
     Proposal proposal;
     if constexpr (std::is_same_v<Arithmetic, T>) {
-      const auto kernel = std::make_shared<Winograd<E>>(problem, *fast, tiling, chunk, targets);
+      const auto kernel = std::make_shared<Winograd<E>>(problem, fast, tiling, chunk);
       proposal.workspace_bytes = kernel->workspace_bytes();
       proposal.kernel = kernel;
     }

@@ -13,6 +13,8 @@ constexpr std::int64_t kFewestDepth = 64;     // products of a sum
 constexpr std::int64_t kFewWeights = std::int64_t{1} << 18;
 constexpr std::int64_t kManyCells = 4096;
 constexpr std::int64_t kRoomForWeights = 12;  // otherwise: one part in this of input and output
+constexpr std::int64_t kMostTargets = 128;    // target channels of a block
+constexpr std::int64_t kFewestTargets = 32;   // the same: sources are combined anew for each of them
 // Products that are left, as a share: more are not worth the combinations.
 constexpr double kMostLeft = 0.8;
 constexpr double kAnotherAxis = 0.95;        // the same, for an axis further inside: rows are better left whole
@@ -67,6 +69,7 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
       if (first[s] - fast.bases[s] != fast.shifts.back()) return {};
     }
   }
+  fast.starts.resize(fast.shifts.size(), 0);
   return fast;
 }
 
@@ -74,31 +77,32 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
 
 std::int64_t FastAxis::most_shift() const { return std::ranges::max(shifts); }
 
-std::int64_t combined_weights(const Problem& problem, const FastAxis& fast) {
-  const Scheme& scheme = kSchemes[fast.scheme];
-  return element_count(problem.weight_sizes()) / scheme.taps * scheme.points;
+int points_of(const FastAxes& fast) {
+  int points = 1;
+  for (const FastAxis& each : fast) points *= kSchemes[each.scheme].points;
+  return points;
 }
 
-bool shares_combined_weights(const Problem& problem, const FastAxis& fast) {
+int taps_of(const FastAxes& fast) {
+  int taps = 1;
+  for (const FastAxis& each : fast) taps *= kSchemes[each.scheme].taps;
+  return taps;
+}
+
+std::int64_t room_for_combined(const Problem& problem) {
   const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-  return combined_weights(problem, fast) <= std::max(tensors / kRoomForWeights, kFewWeights);
+  return std::max(tensors / kRoomForWeights, kFewWeights);
 }
 
-std::optional<FastAxis> find_fast_axis(const AxisMaps& maps, std::int64_t sources, std::int64_t targets) {
-  if (std::min(sources, targets) < kFewestChannels) return {};
-  std::int64_t cells = 1;
-  std::int64_t depth = sources;  // in the phase with the fewest taps
-  for (const AxisMap& map : maps) {
-    cells *= map.cells;
-    std::size_t fewest = map.targets.empty() ? 0 : map.targets.front().taps.size();
-    for (const AxisTarget& target : map.targets) fewest = std::min(fewest, target.taps.size());
-    depth *= static_cast<std::int64_t>(fewest);
-  }
-  if (cells < kFewestCells || depth < kFewestDepth) return {};
+namespace {
+
+// The axis other than `taken` that saves most with one of the schemes from `first` on.
+std::optional<FastAxis> best_axis(const AxisMaps& maps, int taken, std::size_t first, std::size_t last) {
   std::optional<FastAxis> best;
   double least = kMostLeft;
   for (const int axis : {1, 0, 2}) {
-    for (std::size_t s = 0; s < kSchemes.size(); ++s) {
+    if (axis == taken) continue;
+    for (std::size_t s = first; s < last; ++s) {
       const Scheme& scheme = kSchemes[s];
       std::optional<FastAxis> fast = neighbours_along(maps[axis], scheme);
       if (!fast) continue;
@@ -115,86 +119,188 @@ std::optional<FastAxis> find_fast_axis(const AxisMaps& maps, std::int64_t source
   return best;
 }
 
-std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& problem, const Roles& roles) {
-  std::optional<FastAxis> fast = find_fast_axis(maps, roles.source_channels, roles.target_channels);
-  if (!fast) return {};
-  std::size_t sources = 1;
+}  // namespace
+
+FastAxes find_fast_axes(const AxisMaps& maps, std::int64_t sources, std::int64_t targets) {
+  if (std::min(sources, targets) < kFewestChannels) return {};
   std::int64_t cells = 1;
+  std::int64_t depth = sources;  // in the phase with the fewest taps
   for (const AxisMap& map : maps) {
-    sources *= map.sources.size();
     cells *= map.cells;
+    std::size_t fewest = map.targets.empty() ? 0 : map.targets.front().taps.size();
+    for (const AxisTarget& target : map.targets) fewest = std::min(fewest, target.taps.size());
+    depth *= static_cast<std::int64_t>(fewest);
   }
-  // Several source lattices would have to be taken apart and transposed.
-  if (sources > 1 && roles.source_strides[1] != 1) return {};
-  const std::int64_t image = elements_of(problem.input_sizes()) + elements_of(problem.output_sizes());
-  const std::int64_t weights = combined_weights(problem, *fast);
-  const bool pays_alone = cells >= kManyCells && kSchemes[fast->scheme].taps > 2;
-  if (weights > std::max(image / kRoomForWeights, kFewWeights) && !pays_alone) return {};
+  if (cells < kFewestCells || depth < kFewestDepth) return {};
+  std::optional<FastAxis> first = best_axis(maps, kSpatialAxes, 0, kSchemes.size());
+  if (!first) return {};
+  std::optional<FastAxis> second = best_axis(maps, first->axis, kFirstAtFour, kSchemes.size());
+  FastAxes fast = {std::move(*first)};
+  if (second) fast.push_back(std::move(*second));
   return fast;
 }
 
-AxisMaps with_room_for(const FastAxis& fast, AxisMaps maps) {
-  const Scheme& scheme = kSchemes[fast.scheme];
-  AxisMap& map = maps[fast.axis];
-  map.unit = scheme.outputs;
-  // Whole tiles from the first cell on, one more for cells that are shifted, and what the last one reads beyond.
-  const std::int64_t shifted = round_up(fast.most_shift(), scheme.outputs);
-  map.highest = std::max(map.highest, std::ranges::max(fast.bases) + shifted + scheme.taps - 1);
+FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
+  FastWeights chosen{find_fast_axes(maps, roles.source_channels, roles.target_channels)};
+  FastAxes& axes = chosen.axes;
+  if (axes.empty()) return {};
+  std::size_t phases = 1;
+  std::int64_t cells = 1;
+  for (const AxisMap& map : maps) {
+    phases *= map.targets.size();
+    cells *= map.cells;
+  }
+  const auto cut = [&](std::int64_t most) {
+    return std::min(round_up(even_parts(roles.target_channels, most), kMostLanes), roles.target_channels);
+  };
+  const std::int64_t image = elements_of(problem.input_sizes()) + elements_of(problem.output_sizes());
+  const std::int64_t room = std::max(image / kRoomForWeights, kFewWeights);
+  const std::int64_t all = element_count(problem.weight_sizes());
+  if (axes.size() > 1) {
+    // A block of targets at a time, and a phase: what is combined anew for each of them must not be much.
+    const std::int64_t of_a_target = all / roles.target_channels / roles.groups / taps_of(axes) * points_of(axes) /
+                                     (by_phase ? static_cast<std::int64_t>(phases) : 1);
+    for (std::int64_t most = kMostTargets; most >= kFewestTargets; most /= 2) {
+      chosen.targets = cut(most);
+      if (of_a_target * chosen.targets > room) continue;
+      chosen.at_once = all / taps_of(axes) * points_of(axes) <= room_for_combined(problem);
+      return chosen;
+    }
+    axes.pop_back();
+  }
+  chosen.targets = cut(kMostTargets);
+  const bool fits = all / taps_of(axes) * points_of(axes) <= room;
+  const bool pays_alone = cells >= kManyCells && kSchemes[axes[0].scheme].taps > 2;
+  if (!fits && !pays_alone) return {};
+  chosen.held = all / taps_of(axes) * points_of(axes) <= room_for_combined(problem);
+  return chosen;
+}
+
+AxisMaps with_room_for(const FastAxes& fast, AxisMaps maps) {
+  for (const FastAxis& each : fast) {
+    const Scheme& scheme = kSchemes[each.scheme];
+    AxisMap& map = maps[each.axis];
+    map.unit = scheme.outputs;
+    // Whole tiles from the first cell on, one more for cells that are shifted, and what the last one reads beyond.
+    const std::int64_t shifted = round_up(each.most_shift(), scheme.outputs);
+    map.highest = std::max(map.highest, std::ranges::max(each.bases) + shifted + scheme.taps - 1);
+  }
   return maps;
 }
 
-FastLine::FastLine(const FastAxis& fast, const AxisMaps& maps, const TileShape& shape) : pitch(shape.pitch) {
-  const Scheme& scheme = kSchemes[fast.scheme];
-  pitch[fast.axis] = ceil_div(shape.block[fast.axis] + fast.most_shift(), scheme.outputs);
+FastAxes phase_by_phase(FastAxes fast) {
+  for (FastAxis& each : fast) {
+    each.starts = each.shifts;
+    std::ranges::fill(each.shifts, 0);
+  }
+  return fast;
+}
+
+std::string describe_axes(const FastAxes& fast) {
+  constexpr std::array kNames = {"depth", "height", "width"};
+  std::string text;
+  for (const FastAxis& each : fast) {
+    const Scheme& scheme = kSchemes[each.scheme];
+    if (!text.empty()) text += " and ";
+    text += std::to_string(scheme.points) + " products for " + std::to_string(scheme.outputs) + " cells of " +
+            std::to_string(scheme.taps) + " taps along the " + kNames[each.axis];
+  }
+  return text;
+}
+
+FastLine::FastLine(const FastAxes& fast, std::size_t levels, const AxisMaps& maps, const TileShape& shape)
+    : pitch(shape.pitch) {
+  std::array<bool, kSpatialAxes> combined{};
+  for (std::size_t level = 0; level < levels; ++level) {
+    const int axis = fast[level].axis;
+    pitch[axis] = ceil_div(shape.block[axis] + fast[level].most_shift(), kSchemes[fast[level].scheme].outputs);
+    combined[axis] = true;
+  }
   steps = {pitch[1] * pitch[2], pitch[2], 1};
   image_step = pitch[0] * steps[0];
   for (int a = 0; a < kSpatialAxes; ++a) {
-    if (a != fast.axis && maps[a].lowest < 0) lead -= place(maps, shape, a, maps[a].lowest);
+    if (!combined[a] && maps[a].lowest < 0) lead -= place(maps, shape, a, maps[a].lowest);
   }
-  size = lead + shape.images * image_step + kSlack;
+  size = lead + shape.images * image_step + 1;
 }
 
-TapGroups::TapGroups(const PhaseTile& phase, const FastAxis& fast, const FastLine& line, const Tiling& tiling) {
+std::vector<FastLine> fast_lines(const FastAxes& fast, const Tiling& tiling) {
+  std::vector<FastLine> lines;
+  for (std::size_t level = 1; level <= fast.size(); ++level) {
+    lines.emplace_back(fast, level, tiling.maps(), tiling.shape());
+  }
+  return lines;
+}
+
+TapGroups::TapGroups(const PhaseTile& phase, const FastAxes& fast, const FastLine& line, const Tiling& tiling) {
   const AxisMaps& maps = tiling.maps();
-  std::array<std::size_t, kSpatialAxes> which{};  // target lattices
-  Triple others{};                                // taps of each axis
+  // Of each axis, of which taps: one after the other, or those of a source lattice of a fast axis together.
+  std::array<std::vector<std::vector<std::int64_t>>, kSpatialAxes> choices;
+  Triple counts{};  // taps of each axis
   for (int a = 0; a < kSpatialAxes; ++a) {
     const auto same = [&](const AxisTarget& target) { return target.lattice.first == phase.lattice[a].first; };
-    which[a] = std::ranges::find_if(maps[a].targets, same) - maps[a].targets.begin();
-    others[a] = static_cast<std::int64_t>(maps[a].targets[which[a]].taps.size());
+    const auto which = std::ranges::find_if(maps[a].targets, same) - maps[a].targets.begin();
+    counts[a] = static_cast<std::int64_t>(maps[a].targets[which].taps.size());
+    const auto on_axis = std::ranges::find(fast, a, &FastAxis::axis);
+    if (on_axis != fast.end()) {
+      choices[a] = on_axis->taps[which];
+    } else {
+      for (std::int64_t t = 0; t < counts[a]; ++t) choices[a].push_back({t});
+    }
   }
-  shift = fast.shifts[which[fast.axis]];
-  const Triple steps = {others[1] * others[2], others[2], 1};  // of the taps of the phase
-  others[fast.axis] = 1;
-  for (const auto& taps : fast.taps[which[fast.axis]]) {
-    for (std::int64_t d = 0; d < others[0]; ++d) {
-      for (std::int64_t h = 0; h < others[1]; ++h) {
-        for (std::int64_t w = 0; w < others[2]; ++w) {
-          const std::int64_t first = d * steps[0] + h * steps[1] + w * steps[2];
-          TapGroup group;
-          for (std::size_t k = 0; k < taps.size(); ++k) group.taps[k] = first + taps[k] * steps[fast.axis];
-          const Tap& tap = phase.taps[group.taps[0]];
-          group.source = tap.source;
-          group.shift = tap.shift;
+  for (const FastAxis& each : fast) {
+    const auto& targets = maps[each.axis].targets;
+    const auto same = [&](const AxisTarget& target) { return target.lattice.first == phase.lattice[each.axis].first; };
+    const auto which = std::ranges::find_if(targets, same) - targets.begin();
+    shifts.push_back(each.shifts[which]);
+    starts.push_back(each.starts[which]);
+  }
+  const Triple steps = {counts[1] * counts[2], counts[2], 1};  // of the taps of the phase
+  for (const auto& d : choices[0]) {
+    for (const auto& h : choices[1]) {
+      for (const auto& w : choices[2]) {
+        const std::array<const std::vector<std::int64_t>*, kSpatialAxes> taps = {&d, &h, &w};
+        TapGroup group;
+        const auto tap_at = [&](std::int64_t first, std::int64_t second) {
+          std::int64_t tap = 0;
           for (int a = 0; a < kSpatialAxes; ++a) {
-            if (a != fast.axis) group.offset += line.place(maps, tiling.shape(), a, tap.shift[a]);
+            std::int64_t which = 0;
+            if (a == fast[0].axis) which = first;
+            if (fast.size() > 1 && a == fast[1].axis) which = second;
+            tap += (*taps[a])[which] * steps[a];
           }
-          all.push_back(group);
+          return tap;
+        };
+        std::size_t index = 0;
+        const std::int64_t seconds = fast.size() > 1 ? kSchemes[fast[1].scheme].taps : 1;
+        for (std::int64_t second = 0; second < seconds; ++second) {
+          for (std::int64_t first = 0; first < kSchemes[fast[0].scheme].taps; ++first) {
+            group.taps[index++] = tap_at(first, second);
+          }
         }
+        const Tap& tap = phase.taps[group.taps[0]];
+        group.source = tap.source;
+        group.shift = tap.shift;
+        for (int a = 0; a < kSpatialAxes; ++a) {
+          if (std::ranges::find(fast, a, &FastAxis::axis) == fast.end()) {
+            group.offset += line.place(maps, tiling.shape(), a, tap.shift[a]);
+          }
+        }
+        all.push_back(group);
       }
     }
   }
 }
 
-std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, std::int64_t batch, const TileWish& wish,
+std::int64_t choose_cells(const FastAxes& fast, const AxisMaps& maps, std::int64_t batch, const TileWish& wish,
                           const Caches& caches) {
-  const Scheme& scheme = kSchemes[fast.scheme];
+  const std::int64_t points = points_of(fast);
   for (std::int64_t cells = kLargestTile;; cells -= cells / 4) {
     const TileShape shape(maps, batch, cells);
-    const FastLine line(fast, maps, shape);
-    const bool fits = line.size * scheme.points * wish.width <= caches.elements(kCacheShare);
+    const FastLine line(fast, fast.size(), maps, shape);
+    const bool fits = line.size * points * wish.width <= caches.elements(kCacheShare);
     const bool feeds = shape.tiles >= wish.tiles || cells <= kSmallTile;
-    if ((fits && feeds) || cells <= std::max<std::int64_t>(wish.fewest, scheme.points)) return cells;
+    if ((fits && feeds) || cells <= std::max<std::int64_t>(wish.fewest, points)) return cells;
   }
 }
 

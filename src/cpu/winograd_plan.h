@@ -1,9 +1,10 @@
-// Where the "winograd" family saves multiplications: along one axis, whose taps are two or three neighbours in every
-// phase. Along that axis tiles of `outputs` cells become `points` products; along the others nothing changes.
+// Where the "winograd" family saves multiplications: along one or two axes, whose taps are two or three neighbours in
+// every phase. Along such an axis tiles of `outputs` cells become `points` products; along the others nothing changes.
 #pragma once
 
 #include <array>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/family.h"
@@ -20,27 +21,50 @@ struct FastAxis {
   std::vector<std::int64_t> bases;
   // Of each target lattice: its cell j is output j + shift of the tiles.
   std::vector<std::int64_t> shifts;
+  // The same, where sources are combined for this target lattice alone: how much later its tiles begin.
+  std::vector<std::int64_t> starts;
   // [target][source][tap]: the taps of the target lattice in the order of their offsets.
   std::vector<std::vector<std::vector<std::int64_t>>> taps;
 
   std::int64_t most_shift() const;
 };
 
-// The axis that saves most, if any saves enough. It depends on the layer alone, not on the batch: it changes the
-// results' last bits. `sources` and `targets` are the channels of a group.
-std::optional<FastAxis> find_fast_axis(const AxisMaps& maps, std::int64_t sources, std::int64_t targets);
+// None, one or two, in the order in which sources are combined along them. The points of the second are innermost.
+using FastAxes = std::vector<FastAxis>;
 
-// The same for forward and grad_input, whose combined weights have to be kept or paid for, too.
-std::optional<FastAxis> choose_fast_axis(const AxisMaps& maps, const Problem& problem, const Roles& roles);
+int points_of(const FastAxes& fast);
+int taps_of(const FastAxes& fast);
 
-// Whether the call may hold the combined weights of all channels.
-bool shares_combined_weights(const Problem& problem, const FastAxis& fast);
+// The axis that saves most, if any saves enough, and another one that saves enough at four points, which costs no
+// digits. It depends on the layer alone, not on the batch: it changes the results' last bits. `sources` and `targets`
+// are the channels of a group.
+FastAxes find_fast_axes(const AxisMaps& maps, std::int64_t sources, std::int64_t targets);
 
-// The same maps with room for the tiles of the fast axis.
-AxisMaps with_room_for(const FastAxis& fast, AxisMaps maps);
+// forward and grad_input: the axes, and how combined weights, which have to be kept or paid for, are cut.
+struct FastWeights {
+  FastAxes axes;
+  std::int64_t targets = 0;  // channels of a block
+  bool held = true;          // by the call, for all tiles; otherwise each tile combines its own
+  bool at_once = true;       // all of them are held at a time
+};
 
-// How the cells of a tile lie in memory once they are combined: the line of the tiling with tiles instead of cells
-// along the fast axis.
+// Nothing where no axis saves enough. `by_phase`: the phases of a block may be computed one after the other.
+FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase);
+
+// Elements of combined weights that a call may hold.
+std::int64_t room_for_combined(const Problem& problem);
+
+// The same maps with room for the tiles of the fast axes.
+AxisMaps with_room_for(const FastAxes& fast, AxisMaps maps);
+
+// "6 products for 4 cells of 3 taps along the height" and so on.
+std::string describe_axes(const FastAxes& fast);
+
+// The same axes where sources are combined for each phase by itself: no cell is shifted.
+FastAxes phase_by_phase(FastAxes fast);
+
+// How the cells of a tile lie in memory once they are combined along the first `levels` axes: the line of the tiling
+// with tiles instead of cells along these.
 struct FastLine {
   Triple pitch{};
   Triple steps{};
@@ -49,7 +73,7 @@ struct FastLine {
   std::int64_t size = 0;  // of all, for the images of a tile
 
   FastLine() = default;
-  FastLine(const FastAxis& fast, const AxisMaps& maps, const TileShape& shape);
+  FastLine(const FastAxes& fast, std::size_t levels, const AxisMaps& maps, const TileShape& shape);
 
   // How far a tap's offset along one of the other axes leads.
   std::int64_t place(const AxisMaps& maps, const TileShape& shape, int axis, std::int64_t offset) const {
@@ -57,19 +81,23 @@ struct FastLine {
   }
 };
 
-// Taps of a phase that differ along the fast axis alone.
+// One line for each level.
+std::vector<FastLine> fast_lines(const FastAxes& fast, const Tiling& tiling);
+
+// Taps of a phase that differ along the fast axes alone.
 struct TapGroup {
   std::int64_t source = 0;
-  std::int64_t offset = 0;  // along the combined line
-  std::array<std::int64_t, kMostPoints> taps{};
-  Triple shift{};  // of one of them: as Tap has it
+  std::int64_t offset = 0;                                 // along the combined line
+  std::array<std::int64_t, kMostTaps * kMostTaps> taps{};  // [tap of the second axis][tap of the first]
+  Triple shift{};                                          // of one of them: as Tap has it
 };
 
 struct TapGroups {
   std::vector<TapGroup> all;
-  std::int64_t shift = 0;  // FastAxis::shifts of the phase
+  std::vector<std::int64_t> shifts;  // of each fast axis: FastAxis::shifts of the phase
+  std::vector<std::int64_t> starts;  // the same of FastAxis::starts
 
-  TapGroups(const PhaseTile& phase, const FastAxis& fast, const FastLine& line, const Tiling& tiling);
+  TapGroups(const PhaseTile& phase, const FastAxes& fast, const FastLine& line, const Tiling& tiling);
 
   std::int64_t count() const { return static_cast<std::int64_t>(all.size()); }
 };
@@ -82,7 +110,7 @@ struct TileWish {
 };
 
 // Cells of a tile that fits the cache.
-std::int64_t choose_cells(const FastAxis& fast, const AxisMaps& maps, std::int64_t batch, const TileWish& wish,
+std::int64_t choose_cells(const FastAxes& fast, const AxisMaps& maps, std::int64_t batch, const TileWish& wish,
                           const Caches& caches);
 
 // grad_weight, where it is worth while

@@ -68,4 +68,24 @@ void combine_rows(void (*combine)(const Combine<float>&), int inputs, const Cell
   }
 }
 
+void combine_along_all(const CombineTable& combine, int Scheme::* inputs, const CellRows& rows, const FastAxes& fast,
+                       const std::vector<FastLine>& lines, std::int64_t second_origin, std::int64_t channels,
+                       std::int64_t cell_step, Scratch<float>& half, float* to) {
+  const Scheme& scheme = kSchemes[fast[0].scheme];
+  if (fast.size() == 1) {
+    combine_rows(combine[fast[0].scheme], scheme.*inputs, rows, fast[0], lines[0], channels, cell_step, to);
+    return;
+  }
+  const std::int64_t half_size = lines[0].size * cell_step;  // of a point
+  float* const points = half.get(scheme.points * half_size);
+  combine_rows(combine[fast[0].scheme], scheme.*inputs, rows, fast[0], lines[0], channels, cell_step, points);
+  const Scheme& second = kSchemes[fast[1].scheme];
+  for (int point = 0; point < scheme.points; ++point) {
+    CellRows half_rows = CellRows::on_line(points + point * half_size, lines[0], cell_step, rows.images);
+    half_rows.origin[fast[1].axis] = second_origin;
+    combine_rows(combine[fast[1].scheme], second.*inputs, half_rows, fast[1], lines[1], channels, cell_step,
+                 to + point * second.points * lines[1].size * cell_step);
+  }
+}
+
 }  // namespace tconv::cpu

@@ -33,6 +33,13 @@ struct CellRows {
     return rows;
   }
 
+  // Positions of a combined line, of one point.
+  static CellRows on_line(const float* data, const FastLine& line, std::int64_t cell_step, std::int64_t images) {
+    CellRows rows{data + line.lead * cell_step, line.image_step * cell_step, images, {}, {}, {}, line.pitch};
+    for (int a = 0; a < kSpatialAxes; ++a) rows.step[a] = line.steps[a] * cell_step;
+    return rows;
+  }
+
   // Positions of a packed line, counted from the beginning of the tile.
   static CellRows on_line(const float* data, const Tiling& tiling, std::int64_t cell_step, std::int64_t images) {
     CellRows rows{data, tiling.image_step() * cell_step, images, {}, {}, {}, tiling.pitch()};
@@ -46,20 +53,31 @@ struct CellRows {
 void combine_rows(void (*combine)(const Combine<float>&), int inputs, const CellRows& rows, const FastAxis& fast,
                   const FastLine& line, std::int64_t channels, std::int64_t cell_step, float* to);
 
+// The same along all fast axes. `rows` are those along the first; along the second, tile 0 begins at `second_origin`.
+// `half` holds what is combined along the first of two axes.
+using CombineTable = std::array<void (*)(const Combine<float>&), kSchemes.size()>;
+void combine_along_all(const CombineTable& combine, int Scheme::* inputs, const CellRows& rows, const FastAxes& fast,
+                       const std::vector<FastLine>& lines, std::int64_t second_origin, std::int64_t channels,
+                       std::int64_t cell_step, Scratch<float>& half, float* to);
+
 // The source of a tile as lines [source lattice][point][position][channel].
 template <typename E>
 class CombinedSource {
  public:
-  CombinedSource(const Tiling& tiling, const FastAxis& fast, const FastLine& line, const Strides& strides,
+  CombinedSource(const Tiling& tiling, const FastAxes& fast, const std::vector<FastLine>& lines, const Strides& strides,
                  std::int64_t most_channels, bool whole_vectors)
       : fast_(fast),
-        line_(line),
+        lines_(lines),
         strides_(strides),
         in_place_(std::is_same_v<E, float> && strides[1] == 1 && whole_vectors) {
-    const auto& sources = tiling.maps()[fast.axis].sources;
     for (const auto& triple : tiling.sources()) {
-      const auto same = [&](const Lattice& lattice) { return lattice.first == triple[fast.axis].first; };
-      bases_.push_back(fast.bases[std::ranges::find_if(sources, same) - sources.begin()]);
+      auto& bases = bases_.emplace_back();
+      for (const FastAxis& each : fast) {
+        const auto& sources = tiling.maps()[each.axis].sources;
+        const auto same = [&](const Lattice& lattice) { return lattice.first == triple[each.axis].first; };
+        bases.push_back(each.bases[std::ranges::find_if(sources, same) - sources.begin()] -
+                        tiling.maps()[each.axis].lowest);
+      }
     }
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(most_channels, kMostLanes);
@@ -67,13 +85,14 @@ class CombinedSource {
   }
 
   std::int64_t cell_step() const { return cell_step_; }
-  std::int64_t line_size() const { return line_.size * cell_step_; }                        // of a point
-  std::int64_t source_size() const { return kSchemes[fast_.scheme].points * line_size(); }  // of a source lattice
+  std::int64_t line_size() const { return lines_.back().size * cell_step_; }   // of a point
+  std::int64_t source_size() const { return points_of(fast_) * line_size(); }  // of a source lattice
   std::int64_t size() const { return static_cast<std::int64_t>(bases_.size()) * source_size(); }
 
-  // `channels` of them from `first` on.
-  void combine(const Tiling& tiling, const Tile& tile, const E* first, std::int64_t channels, Scratch<float>& memory,
-               float* to) const {
+  // `channels` of them from `first` on, of tiles that begin so much later along each axis. `half` holds what is
+  // combined along the first of two axes.
+  void combine(const Tiling& tiling, const Tile& tile, const E* first, std::int64_t channels,
+               const std::vector<std::int64_t>& starts, Scratch<float>& memory, Scratch<float>& half, float* to) const {
     const std::int64_t plane = tiling.plane_size() * cell_step_;
     const float* packed = nullptr;
     if (!in_place_) {
@@ -81,7 +100,7 @@ class CombinedSource {
       pack_source(tiling, tile, View<const E>{first, strides_, channels}, PackedSteps{1, cell_step_}, lines);
       packed = lines + tiling.lead() * cell_step_;
     }
-    const int axis = fast_.axis;
+    const std::int64_t count = in_place_ ? channels : round_up(channels, kMostLanes);
     for (std::size_t s = 0; s < bases_.size(); ++s) {
       CellRows rows;
       if constexpr (std::is_same_v<E, float>) {
@@ -93,20 +112,19 @@ class CombinedSource {
       if (!in_place_) {
         rows = CellRows::on_line(packed + static_cast<std::int64_t>(s) * plane, tiling, cell_step_, tile.images);
       }
-      rows.origin[axis] += bases_[s] - tiling.maps()[axis].lowest;
-      combine_rows(winograd_ops().source[fast_.scheme], kSchemes[fast_.scheme].points, rows, fast_, line_,
-                   in_place_ ? channels : round_up(channels, kMostLanes), cell_step_,
-                   to + static_cast<std::int64_t>(s) * source_size());
+      rows.origin[fast_[0].axis] += bases_[s][0] + starts[0];
+      combine_along_all(winograd_ops().source, &Scheme::points, rows, fast_, lines_, bases_[s].back() + starts.back(),
+                        count, cell_step_, half, to + static_cast<std::int64_t>(s) * source_size());
     }
   }
 
  private:
-  FastAxis fast_;
-  FastLine line_;
+  FastAxes fast_;
+  std::vector<FastLine> lines_;
   Strides strides_;
   bool in_place_ = false;
   std::int64_t cell_step_ = 1;
-  std::vector<std::int64_t> bases_;  // of each source lattice
+  std::vector<std::vector<std::int64_t>> bases_;  // [source lattice][fast axis], from the first position of a line on
 };
 
 }  // namespace tconv::cpu

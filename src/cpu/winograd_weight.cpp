@@ -1,4 +1,4 @@
-// grad_weight in the "winograd" family: the transpose of forward. Along the fast axis, tiles of grad_output and of the
+// grad_weight in the "winograd" family: the transpose of forward. Along the fast axes, tiles of grad_output and of the
 // input are combined; the products of their points, summed over all cells, are combined into the taps at the end:
 //   sums[point][other taps][co][ci] = sum over cells of  combined grad_output[co][cell] combined input[ci][cell +
 //   offset]
@@ -29,6 +29,7 @@ constexpr std::int64_t kRoomForPartials = 12;  // one part in this of input and 
 
 struct Memory {
   Scratch<T> packed;
+  Scratch<T> half;  // combined along the first of two axes
   Scratch<T> input;
   Scratch<T> packed_grad;
   Scratch<T> grad;
@@ -38,18 +39,19 @@ struct Memory {
 template <typename E>
 class WinogradWeight final : public Kernel {
  public:
-  WinogradWeight(const Problem& problem, const FastAxis& fast, const WeightBlocking& blocking, Tiling tiling)
+  WinogradWeight(const Problem& problem, const FastAxes& fast, const WeightBlocking& blocking, Tiling tiling)
       : problem_(problem),
         fast_(fast),
-        scheme_(kSchemes[fast.scheme]),
+        points_(points_of(fast)),
         blocking_(blocking),
         tiling_(std::move(tiling)),
-        line_(fast, tiling_.maps(), tiling_.shape()),
+        lines_(fast_lines(fast, tiling_)),
         blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)),
-        source_(tiling_, fast, line_, problem.input_strides, blocking.inputs, blocking.group_inputs % kMostLanes == 0) {
+        source_(tiling_, fast, lines_, problem.input_strides, blocking.inputs,
+                blocking.group_inputs % kMostLanes == 0) {
     for (const PhaseTile& phase : tiling_.phases()) {
       groups_before_.push_back(all_groups_);
-      groups_.emplace_back(phase, fast_, line_, tiling_);
+      groups_.emplace_back(phase, fast_, lines_.back(), tiling_);
       all_groups_ += groups_.back().count();
     }
     grad_step_ = round_up(blocking.outputs, kMostLanes);
@@ -69,12 +71,10 @@ class WinogradWeight final : public Kernel {
   }
 
   std::string describe() const override {
-    constexpr std::array kNames = {"depth", "height", "width"};
-    return std::to_string(scheme_.points) + " products for " + std::to_string(scheme_.taps) + " taps and " +
-           std::to_string(scheme_.outputs) + " cells along the " + kNames[fast_.axis] + ", blocks of " +
-           std::to_string(blocking_.inputs) + " x " + std::to_string(blocking_.outputs) + " channels, " +
-           std::to_string(tiling_.tiles()) + " tiles of up to " + std::to_string(tiling_.longest()) + " cells in " +
-           std::to_string(blocks_.splits()) + " splits, " + target_name();
+    return describe_axes(fast_) + ", blocks of " + std::to_string(blocking_.inputs) + " x " +
+           std::to_string(blocking_.outputs) + " channels, " + std::to_string(tiling_.tiles()) + " tiles of up to " +
+           std::to_string(tiling_.longest()) + " cells in " + std::to_string(blocks_.splits()) + " splits, " +
+           target_name();
   }
 
  private:
@@ -92,43 +92,61 @@ class WinogradWeight final : public Kernel {
     const View<const E> grads{grad + output_channel * problem_.output_strides[1], problem_.output_strides,
                               channels.outputs};
     const std::int64_t size = blocking_.outputs * blocking_.inputs;  // of the sums of a group and point
-    T* const sums = memory.sums.get(all_groups_ * scheme_.points * size);
-    std::fill_n(sums, all_groups_ * scheme_.points * size, T{0});
+    T* const sums = memory.sums.get(all_groups_ * points_ * size);
+    std::fill_n(sums, all_groups_ * points_ * size, T{0});
     T* const combined = memory.input.get(source_.size());
-    T* const combined_grad = memory.grad.get(scheme_.points * line_.size * grad_step_);
+    T* const combined_grad = memory.grad.get(points_ * lines_.back().size * grad_step_);
+    const std::vector<std::int64_t> starts(fast_.size(), 0);
     const std::int64_t last_tile = tiling_.tiles() * (split + 1) / blocks_.splits();
     for (std::int64_t index = tiling_.tiles() * split / blocks_.splits(); index < last_tile; ++index) {
       const Tile tile = tiling_.tile(index);
-      source_.combine(tiling_, tile, first_input, channels.inputs, memory.packed, combined);
+      source_.combine(tiling_, tile, first_input, channels.inputs, starts, memory.packed, memory.half, combined);
       for (std::size_t p = 0; p < groups_.size(); ++p) {
         const Triple cells = tiling_.cells_of(tile, tiling_.phases()[p]);
         if (cells[0] * cells[1] * cells[2] == 0) continue;
-        combine_grad(tile, p, cells, grads, memory.packed_grad, combined_grad);
-        multiply(tile, p, cells, channels, combined_grad, combined, sums + groups_before_[p] * scheme_.points * size);
+        combine_grad(tile, p, cells, grads, memory, combined_grad);
+        multiply(tile, p, cells, channels, combined_grad, combined, sums + groups_before_[p] * points_ * size);
       }
     }
-    Combine<T> job;
-    job.count = blocking_.inputs;
     for (std::size_t p = 0; p < groups_.size(); ++p) {
       const auto taps = static_cast<std::int64_t>(tiling_.phases()[p].taps.size());
       for (std::int64_t g = 0; g < groups_[p].count(); ++g) {
-        const T* const from = sums + (groups_before_[p] + g) * scheme_.points * size;
+        const T* const from = sums + (groups_before_[p] + g) * points_ * size;
         for (std::int64_t output = 0; output < channels.outputs; ++output) {
-          for (int point = 0; point < scheme_.points; ++point) {
-            job.from[point] = from + point * size + output * blocking_.inputs;
-          }
-          for (int k = 0; k < scheme_.taps; ++k) {
-            job.to[k] = block + blocks_.phase_begin(p) + (output * taps + groups_[p].all[g].taps[k]) * blocking_.inputs;
-          }
-          winograd_ops().sums[fast_.scheme](job);
+          T* const to = block + blocks_.phase_begin(p) + output * taps * blocking_.inputs;
+          store_sums(from + output * blocking_.inputs, size, groups_[p].all[g], to, memory.half);
         }
       }
     }
   }
 
+  // The points of a group, `size` apart, into its taps.
+  void store_sums(const T* from, std::int64_t size, const TapGroup& group, T* to, Scratch<T>& memory) const {
+    const Scheme& first = kSchemes[fast_[0].scheme];
+    const Scheme second = fast_.size() > 1 ? kSchemes[fast_[1].scheme] : Scheme{1, 1, 1};
+    const std::int64_t inputs = blocking_.inputs;
+    Combine<T> job;
+    job.count = inputs;
+    if (fast_.size() > 1) {
+      T* const half = memory.get(second.taps * first.points * inputs);
+      for (int point = 0; point < first.points; ++point) {
+        for (int q = 0; q < second.points; ++q) job.from[q] = from + (point * second.points + q) * size;
+        for (int k = 0; k < second.taps; ++k) job.to[k] = half + (k * first.points + point) * inputs;
+        winograd_ops().sums[fast_[1].scheme](job);
+      }
+      from = half;
+      size = inputs;
+    }
+    for (int tap = 0; tap < second.taps; ++tap) {
+      for (int point = 0; point < first.points; ++point) job.from[point] = from + (tap * first.points + point) * size;
+      for (int k = 0; k < first.taps; ++k) job.to[k] = to + group.taps[tap * first.taps + k] * inputs;
+      winograd_ops().sums[fast_[0].scheme](job);
+    }
+  }
+
   // The cells of a phase in a tile as lines [point][position][channel], zero between them.
   void combine_grad(const Tile& tile, std::size_t phase, const Triple& cells, const View<const E>& grads,
-                    Scratch<T>& memory, T* to) const {
+                    Memory& memory, T* to) const {
     CellRows rows;
     if constexpr (std::is_same_v<E, T>) {
       if (grads_in_place_) {
@@ -137,15 +155,16 @@ class WinogradWeight final : public Kernel {
       }
     }
     if (!grads_in_place_) {
-      T* const packed = memory.get(tile.length * grad_step_);
+      T* const packed = memory.packed_grad.get(tile.length * grad_step_);
       load_runs(grads, target_runs(tiling_, tile, tiling_.phases()[phase], grads.strides), PackedSteps{1, grad_step_},
                 packed);
       rows = CellRows::on_line(packed, tiling_, grad_step_, tile.images);
     }
     for (int a = 0; a < kSpatialAxes; ++a) rows.high[a] = rows.low[a] + cells[a];
-    rows.origin[fast_.axis] -= groups_[phase].shift;
-    combine_rows(winograd_ops().grads[fast_.scheme], scheme_.outputs, rows, fast_, line_,
-                 grads_in_place_ ? grads.channels : round_up(grads.channels, kMostLanes), grad_step_, to);
+    rows.origin[fast_[0].axis] -= groups_[phase].shifts[0];
+    combine_along_all(winograd_ops().grads, &Scheme::outputs, rows, fast_, lines_, -groups_[phase].shifts.back(),
+                      grads_in_place_ ? grads.channels : round_up(grads.channels, kMostLanes), grad_step_, memory.half,
+                      to);
   }
 
   void multiply(const Tile& tile, std::size_t phase, const Triple& cells, const ChannelBlock& channels, const T* grad,
@@ -153,6 +172,7 @@ class WinogradWeight final : public Kernel {
     const MathOps<T>& math = math_ops<T>();
     const auto size = math.tile_for(channels.outputs, channels.inputs);
     const std::int64_t panel = size.vectors * math.lanes;
+    const FastLine& line = lines_.back();
     std::vector<std::int64_t> places;
     MultiplyLines<T> job;
     job.a_step = grad_step_;
@@ -166,10 +186,10 @@ class WinogradWeight final : public Kernel {
       job.depth = depth;
       const std::int64_t together = std::max<std::int64_t>(kDepth / depth, 1);
       const auto parts = static_cast<std::int64_t>(places.size());
-      for (int point = 0; point < scheme_.points; ++point) {
-        const T* const a = grad + (point * line_.size + line_.lead) * grad_step_;
-        const T* const b = input + (point * line_.size + line_.lead + group.offset) * source_.cell_step();
-        T* const c = sums + (g * scheme_.points + point) * blocking_.outputs * blocking_.inputs;
+      for (int point = 0; point < points_; ++point) {
+        const T* const a = grad + (point * line.size + line.lead) * grad_step_;
+        const T* const b = input + (point * line.size + line.lead + group.offset) * source_.cell_step();
+        T* const c = sums + (g * points_ + point) * blocking_.outputs * blocking_.inputs;
         for (std::int64_t part = 0; part < parts; part += together) {
           job.places = places.data() + part;
           job.parts = std::min(together, parts - part);
@@ -193,19 +213,21 @@ class WinogradWeight final : public Kernel {
     Triple low{};
     Triple high = cells;
     for (int a = 0; a < kSpatialAxes; ++a) {
-      if (a == fast_.axis) {
-        high[a] = ceil_div(cells[a] + groups_[phase].shift, scheme_.outputs);
+      const auto fast = std::ranges::find(fast_, a, &FastAxis::axis);
+      if (fast != fast_.end()) {
+        high[a] = ceil_div(cells[a] + groups_[phase].shifts[fast - fast_.begin()], kSchemes[fast->scheme].outputs);
         continue;
       }
       const std::int64_t first = tile.begin[a] + group.shift[a];
       low[a] = std::clamp<std::int64_t>(-first, 0, cells[a]);
       high[a] = std::clamp<std::int64_t>(tiling_.sources()[group.source][a].count - first, low[a], cells[a]);
     }
+    const FastLine& line = lines_.back();
     places.clear();
     for (std::int64_t image = 0; image < tile.images; ++image) {
       for (std::int64_t d = low[0]; d < high[0]; ++d) {
         for (std::int64_t h = low[1]; h < high[1]; ++h) {
-          places.push_back(image * line_.image_step + d * line_.steps[0] + h * line_.steps[1] + low[2]);
+          places.push_back(image * line.image_step + d * line.steps[0] + h * line.steps[1] + low[2]);
         }
       }
     }
@@ -213,11 +235,11 @@ class WinogradWeight final : public Kernel {
   }
 
   Problem problem_;
-  FastAxis fast_;
-  Scheme scheme_;
+  FastAxes fast_;
+  int points_ = 1;  // of all axes
   WeightBlocking blocking_;
   Tiling tiling_;
-  FastLine line_;
+  std::vector<FastLine> lines_;  // of each level
   WeightBlocks<E, T> blocks_;
   CombinedSource<E> source_;
   std::vector<TapGroups> groups_;  // of each phase
@@ -236,30 +258,31 @@ Proposal propose_winograd_weight(const Problem& problem) {
   blocking.groups = problem.groups;
   blocking.group_inputs = problem.in_channels_per_group();
   blocking.group_outputs = problem.out_channels_per_group();
-  const std::optional<FastAxis> fast = find_fast_axis(plain, blocking.group_inputs, blocking.group_outputs);
-  if (!fast) return Proposal::decline("no axis saves enough multiplications");
-  const Scheme& scheme = kSchemes[fast->scheme];
+  const FastAxes fast = find_fast_axes(plain, blocking.group_inputs, blocking.group_outputs);
+  if (fast.empty()) return Proposal::decline("no axis saves enough multiplications");
+  const std::int64_t points = points_of(fast);
   std::int64_t groups = 1;  // of taps
   for (const Axis& axis : problem.axes) groups *= axis.kernel;
-  groups /= scheme.taps;
+  groups /= taps_of(fast);
   const auto cut = [](std::int64_t channels, std::int64_t most) {
     return round_up(ceil_div(channels, ceil_div(channels, most)), kMostLanes);
   };
   blocking.inputs = cut(blocking.group_inputs, kMostChannels);
-  const std::int64_t most = kMostSums / (groups * scheme.points * blocking.inputs);
+  const std::int64_t most = kMostSums / (groups * points * blocking.inputs);
   blocking.outputs = cut(blocking.group_outputs, std::clamp(most / kMostLanes * kMostLanes, kMostLanes, kMostChannels));
   blocking.input_blocks = ceil_div(blocking.group_inputs, blocking.inputs);
   blocking.output_blocks = ceil_div(blocking.group_outputs, blocking.outputs);
-  if (scheme.taps == 2 && (blocking.blocks() > kMostBlocks * problem.groups ||
-                           std::min(blocking.group_inputs, blocking.group_outputs) < kFewestChannels)) {
+  if (kSchemes[fast[0].scheme].taps == 2 &&
+      (blocking.blocks() > kMostBlocks * problem.groups ||
+       std::min(blocking.group_inputs, blocking.group_outputs) < kFewestChannels)) {
     return Proposal::decline("two taps save too little for so few channels or so many blocks of them");
   }
 
-  const AxisMaps maps = with_room_for(*fast, plain);
+  const AxisMaps maps = with_room_for(fast, plain);
   TileWish wish;
   wish.width = blocking.inputs + blocking.outputs;
   wish.tiles = ceil_div(kTilesWanted, blocking.blocks());
-  const std::int64_t cells = choose_cells(*fast, maps, problem.batch, wish, caches());
+  const std::int64_t cells = choose_cells(fast, maps, problem.batch, wish, caches());
   Tiling tiling(maps, problem.batch, cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
@@ -268,7 +291,7 @@ Proposal propose_winograd_weight(const Problem& problem) {
   return with_types(problem.dtype, [&]<typename E, typename Arithmetic> {
     Proposal proposal;
     if constexpr (std::is_same_v<Arithmetic, T>) {
-      const auto kernel = std::make_shared<WinogradWeight<E>>(problem, *fast, blocking, tiling);
+      const auto kernel = std::make_shared<WinogradWeight<E>>(problem, fast, blocking, tiling);
       proposal.workspace_bytes = kernel->workspace_bytes();
       proposal.kernel = kernel;
     }

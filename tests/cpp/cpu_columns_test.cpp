@@ -139,7 +139,7 @@ Problem layer(Direction direction, std::int64_t batch) {
   problem.batch = batch;
   problem.in_channels = 530;
   problem.out_channels = 37;
-  for (int a : {1, 2}) problem.axes[a] = {.input = 5, .kernel = 4, .stride = 2, .pad_begin = 1, .pad_end = 1};
+  for (int a : {1, 2}) problem.axes[a] = {.input = 2 * a, .kernel = 4, .stride = 2, .pad_begin = 1, .pad_end = 1};
   set_contiguous(problem);
   return problem;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "cpu/phases_kernels.h"
 
 namespace tconv {
 namespace {
@@ -54,6 +55,25 @@ TEST(ParallelFor, PassesOnAnExceptionAndStaysUsable) {
     parallel_for({}, 100, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
     EXPECT_EQ(sum.load(), 100);
   }
+}
+
+TEST(ForEachStep, BeginsWhenTheStepBeforeIsDone) {
+  const std::vector<std::int64_t> counts = {5, 1, 40, 0, 7};
+  std::vector<std::atomic<std::int64_t>> done(counts.size());
+  cpu::for_each_step({}, counts, [&](std::size_t step, std::int64_t task) {
+    EXPECT_LT(task, counts[step]);
+    for (std::size_t before = 0; before < step; ++before) EXPECT_EQ(done[before].load(), counts[before]);
+    ++done[step];
+  });
+  for (std::size_t step = 0; step < counts.size(); ++step) EXPECT_EQ(done[step].load(), counts[step]);
+}
+
+TEST(ForEachStep, PassesOnAnException) {
+  EXPECT_THROW(cpu::for_each_step({}, {9, 9},
+                                  [](std::size_t step, std::int64_t task) {
+                                    if (step == 0 && task == 4) throw std::runtime_error("4");
+                                  }),
+               std::runtime_error);
 }
 
 TEST(ParallelFor, ServesSeveralCallersAtOnce) {

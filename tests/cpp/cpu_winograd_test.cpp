@@ -104,6 +104,31 @@ TEST(Winograd, ASampleAloneIsTheSame) {
   expect_sample_alone_is_the_same(image_layer(Direction::forward, 11, 2, 2), "winograd", 10, random);
 }
 
+// More combined weights than a call holds: block by block and, where results are written in place, phase by phase.
+TEST(Winograd, WeightsInStages) {
+  Random random(65);
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    for (const bool channels_last : {false, true}) {
+      Problem problem = image_layer(direction, 1, 2, 2);
+      const bool forward = direction == Direction::forward;
+      problem.in_channels = !forward ? 96 : (channels_last ? 144 : 64);
+      problem.out_channels = forward ? 96 : 80;
+      for (int a : {1, 2}) problem.axes[a].input = 12 + a;
+      problem.bias = forward;
+      set_contiguous(problem);
+      if (channels_last) {
+        problem.input_strides = channels_last_strides(problem.input_sizes());
+        problem.weight_strides = channels_last_strides(problem.weight_sizes());
+        problem.output_strides = channels_last_strides(problem.output_sizes());
+      }
+      Tensors tensors(problem, random);
+      compute_exact(problem, tensors);
+      EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
+      expect_threads_change_nothing(problem, "winograd", random);
+    }
+  }
+}
+
 TEST(Winograd, IsChosenForSeveralTapsAlone) {
   EXPECT_EQ(plan(image_layer(Direction::forward, 1, 1, 3))->family, "winograd");
   EXPECT_EQ(plan(image_layer(Direction::grad_input, 1, 2, 2))->family, "winograd");
