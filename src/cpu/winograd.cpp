@@ -222,7 +222,7 @@ class Winograd final : public Kernel {
     thread_local Scratch<T> scratch;
     const Scheme& first = kSchemes[fast_[0].scheme];
     const Scheme second = fast_.size() > 1 ? kSchemes[fast_[1].scheme] : Scheme{1, 1, 1};
-    T* const half = fast_.size() > 1 ? scratch.get(second.taps * first.points * count) : nullptr;
+    T* const half = fast_.size() > 1 ? scratch.get(count * second.taps * first.points) : nullptr;
     Combine<T> job;
     job.count = count;
     for (int tap = 0; tap < second.taps; ++tap) {

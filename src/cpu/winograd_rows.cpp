@@ -84,7 +84,7 @@ void combine_along_all(const CombineTable& combine, int Scheme::* inputs, const 
     CellRows half_rows = CellRows::on_line(points + point * half_size, lines[0], cell_step, rows.images);
     half_rows.origin[fast[1].axis] = second_origin;
     combine_rows(combine[fast[1].scheme], second.*inputs, half_rows, fast[1], lines[1], channels, cell_step,
-                 to + point * second.points * lines[1].size * cell_step);
+                 to + lines[1].size * cell_step * second.points * point);
   }
 }
 

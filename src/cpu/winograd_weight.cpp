@@ -128,7 +128,7 @@ class WinogradWeight final : public Kernel {
     Combine<T> job;
     job.count = inputs;
     if (fast_.size() > 1) {
-      T* const half = memory.get(second.taps * first.points * inputs);
+      T* const half = memory.get(inputs * second.taps * first.points);
       for (int point = 0; point < first.points; ++point) {
         for (int q = 0; q < second.points; ++q) job.from[q] = from + (point * second.points + q) * size;
         for (int k = 0; k < second.taps; ++k) job.to[k] = half + (k * first.points + point) * inputs;

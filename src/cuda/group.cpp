@@ -18,7 +18,7 @@ constexpr std::int64_t kIntMax = std::numeric_limits<int>::max();
 constexpr int kMostProducts = 12;             // of a warp that adds up weights, in registers
 constexpr int kMostHeight = 16;               // taps whose weights a warp holds
 constexpr std::size_t kReservedBytes = 1024;  // of shared memory, for each block
-constexpr double kManyTaps = 64;              // from which on other families take longer, however rows come
+constexpr int kManyTaps = 64;                 // from which on other families take longer, however rows come
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -53,7 +53,8 @@ double load_instructions(const GroupShape& shape) {
   if (!shape.copies) return channels * shape.box_rows() * static_cast<double>(ceil_div(shape.box(2), 32)) * 10;
   const int pieces = shape.row_pitch() / 4;
   const int rest = pieces % 32;
-  const double whole = static_cast<double>(pieces / 32) * shape.box_rows() * 25;
+  const int whole_warps = pieces / 32;
+  const double whole = 25.0 * whole_warps * shape.box_rows();
   if (rest == 0) return channels * whole;
   const double several = rest * shape.box(1) >= 32
                              ? static_cast<double>(shape.box(0) * ceil_div(shape.box(1), 32 / rest)) * 25
@@ -238,7 +239,8 @@ std::string why_rather_no_group(const Problem& problem, const DeviceProperties& 
   double taps = 1;
   for (const Axis& axis : problem.axes) taps *= static_cast<double>(axis.kernel);
   if (problem.axes[2].output() % 2 == 0 && taps < kManyTaps)
-    return "rows of even length that few taps share come faster to the other families, several at once";
+    return "made for rows of odd length or at least " + std::to_string(kManyTaps) + " taps, got " +
+           std::to_string(static_cast<int>(taps));
   return {};
 }
 
