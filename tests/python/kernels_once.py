@@ -100,7 +100,13 @@ def run(share: int, shares: int) -> None:
             tconv.testing.force_family(family or ""),
         ):
             function = getattr(tconv, f"conv_transpose{rank}d")
-            y = function(*leaves, stride, padding, output_padding, groups, dilation)
+            try:
+                y = function(*leaves, stride, padding, output_padding, groups, dilation)
+            except RuntimeError as error:
+                # Columns are for small images; whether they ran at all is asked at the end.
+                if family == "columns" and "no kernel family takes the problem" in str(error):
+                    continue
+                raise
             if family != "columns":
                 y.backward(torch.randn_like(y))
         torch.cuda.synchronize()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
 
 import tconv
 
@@ -70,33 +69,6 @@ class Case:
 
     def without_output_padding(self) -> Case:
         return replace(self, output_padding=(0,) * self.rank)
-
-
-@st.composite
-def cases(draw, ranks=(1, 2, 3)) -> Case:
-    rank = draw(st.sampled_from(ranks))
-    most = {1: 9, 2: 5, 3: 3}[rank]
-    axes = []
-    for _ in range(rank):
-        size, kernel = draw(st.integers(1, most)), draw(st.integers(1, most))
-        stride, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-        output_padding = draw(st.integers(0, max(stride, dilation) - 1))
-        bare = (size - 1) * stride + dilation * (kernel - 1) + output_padding + 1
-        axes.append((size, kernel, stride, draw(st.integers(0, (bare - 1) // 2)), output_padding, dilation))
-    size, kernel, stride, padding, output_padding, dilation = zip(*axes, strict=True)
-    return Case(
-        size,
-        kernel,
-        stride,
-        padding,
-        output_padding,
-        dilation,
-        batch=draw(st.integers(0, 3)),
-        groups=draw(st.integers(1, 3)),
-        in_per_group=draw(st.integers(1, 5)),
-        out_per_group=draw(st.integers(1, 5)),
-        bias=draw(st.booleans()),
-    )
 
 
 def wide(tensor: torch.Tensor | None) -> torch.Tensor | None:

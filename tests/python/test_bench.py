@@ -78,6 +78,15 @@ def test_limits_grow_with_the_arithmetic() -> None:
     assert 2**-11 <= half[0] < 1e-3
 
 
+def test_the_smallest_steps_of_fp16_are_no_error() -> None:
+    limits = bench_verify.error_limits(torch.float16, 4, tf32=False)
+    exact = torch.tensor([1.0, 3.3e-7, -2.4e-7], dtype=torch.float64)
+    rounded = exact.to(torch.float16)
+    assert bench_verify.compare("output", rounded, exact, exact.abs(), limits).passed
+    off = rounded + torch.tensor([0.0, 2.0**-24, 0.0], dtype=torch.float16)
+    assert not bench_verify.compare("output", off, exact, exact.abs(), limits).passed
+
+
 def test_timing_tells_slow_from_fast() -> None:
     slow, fast = time_interleaved([lambda: time.sleep(4e-3), lambda: None], torch.device("cpu"), budget_seconds=0.1)
     assert slow.median > 3.9e-3 > fast.median

@@ -122,6 +122,25 @@ def test_random_problems(family, precision):
     assert ran == 0 if declines_all else ran > max(COUNT // 5, 1) // 3
 
 
+@pytest.mark.parametrize("kernel", [5, 7])
+def test_rows_whose_channels_vary_fastest_by_every_cut(kernel):
+    """Stages of weights that the copy engine brings, the last of them with fewer taps than the others."""
+    case = Case((4000,), (kernel,), (1,), dilation=(3,), batch=3, in_per_group=32, out_per_group=64, bias=False)
+    x = torch.randn(case.batch, *case.input, case.in_per_group, device="cuda").to(torch.bfloat16).movedim(-1, 1)
+    w = torch.randn(case.in_per_group, kernel, case.out_per_group, device="cuda").to(torch.bfloat16).movedim(-1, 1)
+    cuts = 0
+    for cut in range(12):
+        with tconv.testing.force_family("tile" if cut == 0 else f"tile#{cut}"):
+            try:
+                actual = OURS[case.rank](x, w, None, **case.parameters)
+            except RuntimeError as error:
+                assert "no kernel family takes the problem" in str(error) or "declines" in str(error), error
+                break
+        check(case, x, w, None, actual, tf32=False)
+        cuts += 1
+    assert cuts > 3
+
+
 def kernelbench() -> list[str]:
     return [problem.name for problem in problems.load_problems() if problem.name.startswith("kb")]
 

@@ -126,33 +126,40 @@ struct StreamReader {
   static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
 
   // Items take turns with two sets of registers. Many of them that all have the same products are a loop over all
-  // chunks with two in its body, which compiles soon; otherwise each item of a chunk is code of its own, and so are
-  // chunks of residues that differ in taps.
+  // chunks with two in its body, which compiles soon.
   __device__ __forceinline__ void walk_items(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
     int item = 0;
-    int plane = 0;
-    Item at = item_at(item, plane);
+    Item at = item_at(item, 0);
     const auto ends = [&](const CellTeam::Fragments& now, CellTeam::Fragments& next) {
       step(team, now, next, at, item);
       item = at.ends_chunk ? 0 : item + 1;
-      plane = at.ends_chunk ? next_plane(plane) : plane;
-      at = item_at(item, plane);
+      at = item_at(item, 0);
       return is_done();
     };
 #pragma unroll 1
     while (!ends(first, second) && !ends(second, first)) {
     }
   }
+  // Otherwise each item of a chunk is code of its own, and so are chunks of residues that differ in taps; where those
+  // would be too many, a chunk is a loop.
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
     if constexpr (kShape.splits()) {
       walk_parts(team, first, second);
-    } else {
+    } else if constexpr (kUnrolled) {
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane) {
 #pragma unroll
         for (int item = 0; item < chunk_items(plane); ++item) {
           step_in_turn(team, first, second, item, item, plane);
         }
+      }
+    } else {
+      const int plane = chunk % kPlanes;
+      const int items = chunk_items(plane);
+#pragma unroll 1
+      for (int item = 0; item < items; item += 2) {
+        step_in_turn(team, first, second, 0, item, plane);
+        step_in_turn(team, first, second, 1, item + 1, plane);
       }
     }
   }
@@ -192,7 +199,7 @@ __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& re
   reader.wait_for_input();
   team.load(even, reader.input_stage(), StreamReader::cells_of(0, 0), 0);
   if constexpr (kShape.splits_late()) CellTeam::split(even, even);
-  if constexpr (!kUnrolled && !kShape.splits()) {
+  if constexpr (!kUnrolled && !kShape.splits() && kPlanes == 1) {
     reader.walk_items(team, even, odd);
   } else {
     // After an odd number of items the next chunk begins with the other set.

@@ -25,12 +25,13 @@ __device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, 
       const unsigned full = barriers.weight_full(place.slot);
       unsigned target = ring + place.slot * kShape.weight_stage_bytes();
       const int first = stage * kShape.stage_backs;
-      const int backs = min(kShape.stage_backs, kShape.all_backs() - first);
       ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
       const int boxes = (kKnown ? kFixedStageBoxes[stage] : kStageBoxes[stage]) * kShape.weight_runs();
       ptx::expect_bytes(full, boxes * kShape.weight_box_bytes());
 #pragma unroll(kKnown ? kShape.stage_backs * kSlots : 1)
-      for (int i = 0; i < backs * kSlots; ++i) {
+      for (int i = 0; i < kShape.stage_backs * kSlots; ++i) {
+        // Not the loop's own bound: unrolled by a number, NVRTC 13.0 went on to it where the last stage ends before.
+        if (first * kSlots + i >= kShape.all_backs() * kSlots) break;
         const int tap = kKnown ? kFixedWeightTaps[first * kSlots + i] : kWeightTaps[first * kSlots + i];
 #pragma unroll(kKnown ? kShape.weight_runs() : 1)
         for (int run = 0; run < kShape.weight_runs(); ++run) {
