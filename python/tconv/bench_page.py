@@ -27,7 +27,7 @@ code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem; ov
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
 .tiles div { background: var(--panel); border: 1px solid var(--line); border-radius: .5rem; padding: .5rem .7rem; }
 .tiles b { display: block; font-size: 1.5rem; line-height: 1.2; font-weight: 650; }
-.tiles span { color: var(--soft); font-size: .84rem; }
+.tiles span { color: var(--soft); font-size: .84rem; overflow-wrap: anywhere; }
 figure { margin: .5rem 0; }
 svg { width: 100%; max-width: 46rem; height: auto; display: block; }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .88rem; }
