@@ -30,7 +30,7 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     forward: tile (1 phases x 40 channels by 1x1x5x28 cells, depth 8x15 of 24x15, streams to warpgroups 1x3x1 of
         40x64, 240 blocks (1 per multiprocessor), 134 KiB shared, weights in place) [Hopper, TF32]
     forward: tile (1 phases x 40 channels by 1x1x5x21 cells, depth 8x9 of 24x15, streams to warpgroups 1x2x1 of
-        40x64, 320 blocks (1 per multiprocessor), 135 KiB shared, weights in place) [Hopper, strict]
+        40x64, 320 blocks (1 per multiprocessor), 180 KiB shared, weights in place and kept) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x6x42 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x128, 432 blocks
         (1 per multiprocessor), 38 KiB shared, weights in place) [8.0 and later, TF32]
     forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
@@ -39,8 +39,10 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
         blocks (2 per multiprocessor), 52 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (32 channels by 1x1x6x40 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x2x1
         of 32x128, 128 blocks (1 per multiprocessor), 217 KiB shared, weights packed) [Hopper, strict]
+    grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x1x4 of 16x64, 960
+        blocks (3 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32]
     grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
-        blocks (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
+        blocks (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, strict]
     grad_weight: reduce (64 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warpgroups 1x1x1 of
         64x120 and 8 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 195 KiB
         shared) [Hopper, TF32]
@@ -746,6 +748,7 @@ __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 
 __constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 #define kClusterAttribute
 constexpr bool kDenseTaps = true;
+constexpr bool kRuns = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -776,7 +779,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = 10;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 5776,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 5872,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -924,14 +927,14 @@ long long grad_weight_workspace(const Layer&) { return 8110080; }
 """
 PIECES["forward_hopper_strict"] = r"""
 // forward, tile: 1 phases x 40 channels by 1x1x5x21 cells, depth 8x9 of 24x15, streams to warpgroups 1x2x1 of 40x64,
-// 320 blocks (1 per multiprocessor), 135 KiB shared, weights in place
+// 320 blocks (1 per multiprocessor), 180 KiB shared, weights in place and kept
 namespace forward_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
     18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 5, 21}, 40, true, true, 40, 4, -1,
-    4, 4, 1, 5, 1, true, 132, 0, 1, 0, 0, false, false, 1, 8, 1, 2, 1, 1, 2, 1, 9, 0, true, 1, false, false, 1,
+    4, 6, 1, 5, 1, true, 132, 0, 1, 0, 0, false, false, 1, 8, 1, 2, 1, 1, 2, 1, 9, 0, true, 1, false, true, 1,
     {600, 15, 1}, false, false, true, false, false, false};
 __device__ constexpr int kFixedBackCells[] = {240, 128, 16, 236, 124, 12, 232, 120, 8, 228, 116, 4, 224, 112, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -987,7 +990,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = ceil_div(batch, forward_kernel::kSamples) * 40;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(forward_kernel::tconv_tile, grid, 512, 139008,
+    const int error = launch(forward_kernel::tconv_tile, grid, 384, 185120,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1062,6 +1065,7 @@ __device__ __forceinline__ void multiply(float (&d)[4][4], const unsigned (&a)[4
  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 constexpr bool kDenseTaps = true;
+constexpr bool kRuns = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1096,7 +1100,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = 10;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 7696,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 7824,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1299,15 +1303,15 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 0; }
 """
 PIECES["grad_input_ampere_tf32"] = r"""
-// grad_input, tile: 16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
-// blocks (2 per multiprocessor), 30 KiB shared, weights packed
+// grad_input, tile: 16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x1x4 of 16x64, 960
+// blocks (3 per multiprocessor), 30 KiB shared, weights packed
 namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
+    false, false, 1, 8, 1, 1, 4, 1, 2, 1, 15, 3, true, 3, true, false, 1, {0, 0, 0}, false, false, false, false,
     false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1326,7 +1330,7 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
+    false, false, 1, 8, 1, 1, 4, 1, 2, 1, 15, 3, true, 3, true, false, 1, {0, 0, 0}, false, false, false, false,
     false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1334,6 +1338,7 @@ __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 constexpr bool kDenseTaps = true;
+constexpr bool kRuns = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1364,7 +1369,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = 10;
     const dim3 grid(static_cast<unsigned>(blocks), 2, 1);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3856,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3920,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1391,7 +1396,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 120;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 30720,
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 30720,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1530,6 +1535,7 @@ __constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 constexpr bool kDenseTaps = true;
+constexpr bool kRuns = false;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1560,7 +1566,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = 6;
     const dim3 grid(static_cast<unsigned>(blocks), 3, 1);
-    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 3856,
+    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 3920,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1632,6 +1638,7 @@ __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 constexpr bool kDenseTaps = true;
+constexpr bool kRuns = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1662,7 +1669,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = 10;
     const dim3 grid(static_cast<unsigned>(blocks), 2, 1);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3856,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3920,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -5632,7 +5639,8 @@ FILES["tile_pack.cuh"] = r"""
 //
 // A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
 // written as cells. Where they don't fit shared memory they are read in place, by several blocks. kDenseTaps: the taps
-// lie one after the other.
+// lie one after the other. kRuns: so do the input channels, for each output channel, from a multiple of 16 bytes on if
+// the tensor begins at one.
 #include "split.cuh"
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
@@ -5649,6 +5657,22 @@ constexpr int kLoadsAtOnce = 8;
 #else
 constexpr int kLoadsAtOnce = 16;
 #endif
+
+// Runs of the weights of a block's input channels, which wait as they lie.
+constexpr int kReadTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.window_taps;
+constexpr int kRun = kIns / kShape.window * kReadTaps;
+constexpr int kRunVector = 16 / static_cast<int>(sizeof(Element));
+constexpr bool kTakesRuns = kRuns && kStaged && kRun % kRunVector == 0 && kShape.channels % kIns == 0 &&
+                            (kShape.window == 1 || kIns % (2 * kVector) == 0);
+constexpr int kRunPitch = kRun | 1;
+
+// Where a tap of an input channel of the block is in its run; -1: beyond the last tap.
+__device__ __forceinline__ int place_in_run(int in_channel, int tap) {
+  const int channel = kShape.windowed(in_channel);
+  const int column = tap % kShape.kernel[2] * kShape.window + channel % kShape.window;
+  if (column >= kShape.window_taps) return -1;
+  return channel / kShape.window * kReadTaps + tap / kShape.kernel[2] * kShape.window_taps + column;
+}
 
 __device__ __forceinline__ void put(Cell* out, const Cell& cell) {
   if constexpr (kShape.splits()) {
@@ -5690,7 +5714,33 @@ __global__ void __launch_bounds__(kPackThreads, 4)
     return weight[channel / kShape.window * params.weight_strides[0] + out_channel * params.weight_strides[1] +
                   position];
   };
-  if constexpr (kStaged) {
+  if constexpr (kTakesRuns) {
+    struct alignas(16) Vector {
+      Element values[kRunVector];
+    };
+    const Element* const runs = weight + first_channel / kShape.window * params.weight_strides[0];
+    const int rows = first_channel < kShape.channels ? outs : 0;
+    if (reinterpret_cast<unsigned long long>(params.weight) % 16 == 0) {
+      constexpr int kPieces = kRun / kRunVector;
+#pragma unroll kLoadsAtOnce / 2
+      for (int i = threadIdx.x; i < kShape.block_channels * kPieces; i += kPackThreads) {
+        const int out_channel = i / kPieces;
+        const int first = i % kPieces * kRunVector;
+        Vector vector{};
+        if (out_channel < rows)
+          vector = *reinterpret_cast<const Vector*>(runs + out_channel * params.weight_strides[1] + first);
+#pragma unroll
+        for (int v = 0; v < kRunVector; ++v) staged[out_channel * kRunPitch + first + v] = vector.values[v];
+      }
+    } else {
+      for (int i = threadIdx.x; i < kShape.block_channels * kRun; i += kPackThreads) {
+        const int out_channel = i / kRun;
+        staged[out_channel * kRunPitch + i % kRun] =
+            out_channel < rows ? runs[out_channel * params.weight_strides[1] + i % kRun] : Element(0);
+      }
+    }
+    __syncthreads();
+  } else if constexpr (kStaged) {
     // Neighbouring threads read neighbours in memory: channels of either side, or taps and then whichever channels lie
     // closer.
     const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
@@ -5756,9 +5806,14 @@ __global__ void __launch_bounds__(kPackThreads, 4)
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
           const int in_channel = slab * kVector + v;
-          values[v] = tap < 0   ? Element(0)
-                      : kStaged ? staged[in_channel * kPlane + channel * kRow + tap]
-                                : load(in_channel, channel, tap);
+          if constexpr (kTakesRuns) {
+            const int place = tap < 0 ? -1 : place_in_run(in_channel, tap);
+            values[v] = place < 0 ? Element(0) : staged[channel * kRunPitch + place];
+          } else {
+            values[v] = tap < 0   ? Element(0)
+                        : kStaged ? staged[in_channel * kPlane + channel * kRow + tap]
+                                  : load(in_channel, channel, tap);
+          }
         }
         put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),
             make_cell(values));
@@ -6326,7 +6381,9 @@ constexpr int pack_slabs(const TileShape& shape) {
   while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
   // More per block only as long as there are blocks enough for a chip.
   const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
-  while (slabs > 1 && runs / slabs < 800) slabs /= 2;
+  // Both halves of a window's taps are neighbours in memory.
+  const int least = shape.window > 1 && shape.channels % (2 * shape.vector()) == 0 ? 2 : 1;
+  while (slabs > least && runs / slabs < 800) slabs /= 2;
   return slabs;
 }
 // Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread
@@ -6339,7 +6396,8 @@ constexpr int pack_parts(const TileShape& shape) {
   return pack_slabs(shape) > 0 ? 1 : kPackChannelParts * ((pack_lines(shape) + kPackThreads - 1) / kPackThreads);
 }
 constexpr int pack_shared_bytes(const TileShape& shape) {
-  return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape);
+  // Runs of weights as they lie have one element more for each output channel.
+  return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape) + 4 * shape.block_channels;
 }
 
 struct TileParams {
@@ -6819,28 +6877,43 @@ struct StreamReader {
                                                                                            << 16;
   }
 
-  // One item: multiplies its fragments while those of the next one are loaded.
-  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
-                                       int item, int plane = 0) {
-    const bool begins_stage = item % kStageItems == 0;
-    if (begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
-    const unsigned weights = weight_stage();
-    team.add(now, weights, item);
+  // What an item needs to know: worked out while the products before it run, or by the compiler.
+  struct Item {
+    unsigned weights;  // descriptor of its first row
+    int next_cells;    // where the next item's cells lie in the box
+    bool begins_stage, ends_stage, ends_chunk;
+  };
+  __device__ __forceinline__ Item item_at(int item, int plane) const {
     const bool ends_chunk = item + 1 == chunk_items(plane);
+    const int in_stage = item % kStageItems;
+    return {weight_stage() + in_stage / kLineItems * kLine * kShape.weight_back_pitch() +
+                in_stage % kLineItems * kItemSteps * kShape.weight_depth_pitch(),
+            cells_of(ends_chunk ? 0 : item + 1, ends_chunk ? next_plane(plane) : plane), in_stage == 0,
+            in_stage + 1 == kStageItems || ends_chunk, ends_chunk};
+  }
+
+  // Multiplies the fragments of one item while those of the next one are loaded.
+  __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                       const Item& at, int item) {
+    if (at.begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
+    team.add(now, at.weights, item / kLineItems);
     ptx::wait_for_warpgroup<1>();
     // The products before this item are done, and with the first one of a stage the whole stage before it.
-    if (begins_stage && (item > 0 || chunk > 0)) give_back_weights();
-    if (!ends_chunk) {
-      const int back = first_back((item + 1) / kLineItems);
-      team.load(next, input_stage(), back_cells(back, plane), (item + 1) % kLineItems);
+    if (at.begins_stage && (item > 0 || chunk > 0)) give_back_weights();
+    if (at.ends_chunk) ++chunk;
+    const bool ends_tile = at.ends_chunk && is_done();
+    if (at.ends_chunk && !ends_tile) {
+      give_back_input();
+      wait_for_input();
     }
-    team.add_rest(now, weights, item);
-    if ((item + 1) % kStageItems == 0 || ends_chunk) weight.advance();
-    if (!ends_chunk) return;
-    if (++chunk == kShape.block_chunks()) return;
-    give_back_input();
-    begin(team, next, plane + 1 == kPlanes ? 0 : plane + 1);
+    // In a loop, products behind a branch would wait for what is loaded: after many items, once for nothing.
+    if (!ends_tile || (!kUnrolled && kItems * kShape.block_chunks() > kFewItems))
+      team.load(next, input_stage(), at.next_cells, at.ends_chunk ? 0 : (item + 1) % kLineItems);
+    team.add_rest(now, at.weights, item / kLineItems);
+    if (at.ends_stage) weight.advance();
   }
+  __device__ __forceinline__ bool is_done() const { return chunk == kShape.block_chunks(); }
+  static constexpr int next_plane(int plane) { return plane + 1 == kPlanes ? 0 : plane + 1; }
 
   // Items of a chunk, and where the cells of a distance lie in its box, in bytes: where residues differ in taps, those
   // of the one that it holds.
@@ -6870,17 +6943,31 @@ struct StreamReader {
     released = released + 1 == kShape.weight_ring ? 0 : released + 1;
   }
 
-  // The first fragments of a chunk.
-  __device__ __forceinline__ void begin(CellTeam& team, CellTeam::Fragments& first, int plane = 0) {
-    ptx::wait_barrier(barriers.input_full(input.slot), input.parity);
-    team.load(first, input_stage(), kPlanes == 1 ? kFixedBackCells[first_back(0)] : back_cells(0, plane), 0);
+  __device__ __forceinline__ void wait_for_input() { ptx::wait_barrier(barriers.input_full(input.slot), input.parity); }
+  static __device__ __forceinline__ int cells_of(int item, int plane) {
+    return back_cells(first_back(item / kLineItems), plane);
   }
 
   // The distance whose cells come first in a line's fragments.
   static constexpr int first_back(int line) { return line * kLine + (CellTeam::line_place(0) == 0 ? 0 : kLine - 1); }
 
-  // A chunk's items take turns with two sets of registers. Where residues differ in taps, unrolled chunks come
-  // together, one of each.
+  // Items take turns with two sets of registers. Many of them that all have the same products are a loop over all
+  // chunks with two in its body, which compiles soon.
+  __device__ __forceinline__ void walk_items(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
+    int item = 0;
+    Item at = item_at(item, 0);
+    const auto ends = [&](const CellTeam::Fragments& now, CellTeam::Fragments& next) {
+      step(team, now, next, at, item);
+      item = at.ends_chunk ? 0 : item + 1;
+      at = item_at(item, 0);
+      return is_done();
+    };
+#pragma unroll 1
+    while (!ends(first, second) && !ends(second, first)) {
+    }
+  }
+  // Otherwise each item of a chunk is code of its own, and so are chunks of residues that differ in taps; where those
+  // would be too many, a chunk is a loop.
   __device__ __forceinline__ void walk_chunk(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
     if constexpr (kShape.splits()) {
       walk_parts(team, first, second);
@@ -6889,22 +6976,25 @@ struct StreamReader {
       for (int plane = 0; plane < kPlanes; ++plane) {
 #pragma unroll
         for (int item = 0; item < chunk_items(plane); ++item) {
-          if (item % 2 == 0) {
-            step(team, first, second, item, plane);
-          } else {
-            step(team, second, first, item, plane);
-          }
+          step_in_turn(team, first, second, item, item, plane);
         }
       }
     } else {
       const int plane = chunk % kPlanes;
       const int items = chunk_items(plane);
 #pragma unroll 1
-      for (int item = 0; item + 1 < items; item += 2) {
-        step(team, first, second, item, plane);
-        step(team, second, first, item + 1, plane);
+      for (int item = 0; item < items; item += 2) {
+        step_in_turn(team, first, second, 0, item, plane);
+        step_in_turn(team, first, second, 1, item + 1, plane);
       }
-      if (kItems % 2 == 1) step(team, first, second, kItems - 1);
+    }
+  }
+  __device__ __forceinline__ void step_in_turn(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
+                                               int turn, int item, int plane) {
+    if (turn % 2 == 0) {
+      step(team, first, second, item_at(item, plane), item);
+    } else {
+      step(team, second, first, item_at(item, plane), item);
     }
   }
 
@@ -6922,13 +7012,7 @@ struct StreamReader {
   __device__ __forceinline__ void walk_part(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
                                             int begin) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i % 2 == 0) {
-        step(team, first, second, begin + i);
-      } else {
-        step(team, second, first, begin + i);
-      }
-    }
+    for (int i = 0; i < kCount; ++i) step_in_turn(team, first, second, i, begin + i, 0);
     ptx::wait_for_warpgroup<0>();
     team.keep_part();
     if constexpr (kShape.splits_late()) CellTeam::split(first, second);
@@ -6938,16 +7022,21 @@ struct StreamReader {
 __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
   CellTeam::Fragments even;
   CellTeam::Fragments odd;
-  reader.begin(team, even);
+  reader.wait_for_input();
+  team.load(even, reader.input_stage(), StreamReader::cells_of(0, 0), 0);
   if constexpr (kShape.splits_late()) CellTeam::split(even, even);
-  // After an odd number of items the next chunk begins with the other set.
-  constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : kUnrolled ? kPlanes : 1;
+  if constexpr (!kUnrolled && !kShape.splits() && kPlanes == 1) {
+    reader.walk_items(team, even, odd);
+  } else {
+    // After an odd number of items the next chunk begins with the other set.
+    constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : kUnrolled ? kPlanes : 1;
 #pragma unroll 1
-  for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
-    reader.walk_chunk(team, even, odd);
-    if constexpr (kItems % 2 == 1 && kTurn == 2) {
-      if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
-      reader.walk_chunk(team, odd, even);
+    for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
+      reader.walk_chunk(team, even, odd);
+      if constexpr (kItems % 2 == 1 && kTurn == 2) {
+        if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
+        reader.walk_chunk(team, odd, even);
+      }
     }
   }
   ptx::wait_for_warpgroup<0>();
@@ -7883,12 +7972,13 @@ __device__ __forceinline__ void stream_weight_boxes(const StreamParams& stream, 
       const unsigned full = barriers.weight_full(place.slot);
       unsigned target = ring + place.slot * kShape.weight_stage_bytes();
       const int first = stage * kShape.stage_backs;
-      const int backs = min(kShape.stage_backs, kShape.all_backs() - first);
       ptx::wait_barrier(barriers.weight_empty(place.slot), place.parity ^ 1);
       const int boxes = (kKnown ? kFixedStageBoxes[stage] : kStageBoxes[stage]) * kShape.weight_runs();
       ptx::expect_bytes(full, boxes * kShape.weight_box_bytes());
 #pragma unroll(kKnown ? kShape.stage_backs * kSlots : 1)
-      for (int i = 0; i < backs * kSlots; ++i) {
+      for (int i = 0; i < kShape.stage_backs * kSlots; ++i) {
+        // Not the loop's own bound: unrolled by a number, NVRTC 13.0 went on to it where the last stage ends before.
+        if (first * kSlots + i >= kShape.all_backs() * kSlots) break;
         const int tap = kKnown ? kFixedWeightTaps[first * kSlots + i] : kWeightTaps[first * kSlots + i];
 #pragma unroll(kKnown ? kShape.weight_runs() : 1)
         for (int run = 0; run < kShape.weight_runs(); ++run) {
@@ -7922,12 +8012,23 @@ constexpr int kStageItems = kShape.stage_backs / kLine * kLineItems;
 // A chunk with fewer of them ends with the same set of registers as the others.
 static_assert(kShape.even_planes() || kLineItems % 2 == 0);
 static_assert(kSteps % kItemSteps == 0);
-// Unrolled, an item's place and missing taps are known to the compiler.
 constexpr int kPlanes = kShape.even_planes() ? 1 : kShape.all_plane_groups();
-// Chunks of all residues together take long to compile where products have many columns.
-constexpr int kUnrolledItems =
-    kPlanes == 1 ? kItems * kItemSteps * kLine : kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64);
-constexpr bool kUnrolled = !kShape.all_taps || (!kShape.splits() && kUnrolledItems * kColumnTiles / 8 <= 80);
+// Whether no product can be left out: at every distance each row tile has a tap.
+constexpr bool has_all_products() {
+  for (int back = 0; !kShape.all_taps && back < kShape.all_backs(); ++back) {
+    if ((~kFixedBackRows[back] & ((1u << kRowTiles) - 1)) != 0) return false;
+  }
+  return true;
+}
+// Unrolled, an item's place and missing products are known to the compiler, which pays where items have few products.
+// Many of them take long to compile, those of many sums longer than in proportion; after an odd number of items the
+// next chunk is code of its own.
+constexpr int kProductCost = 4 + kShape.row_unit * (128 + kShape.row_unit) / 352;
+constexpr int kChunkCost = kShape.all_backs() * kSteps * kRowTiles * (kColumnTiles / 8) * kProductCost;
+constexpr int kGroupsCost = kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64) * (kColumnTiles / 8);
+constexpr bool kSoonCompiled = kPlanes == 1 ? kChunkCost * (1 + kItems % 2) <= 1450 : kGroupsCost <= 80;
+constexpr bool kUnrolled = !has_all_products() || (!kShape.splits() && kSoonCompiled);
+constexpr int kFewItems = 12;
 
 // Which cell of the block's box a column is. Columns without a cell stand for some cell of the box.
 struct CellPlace {
@@ -8107,27 +8208,27 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The first products of one item; `weights` is the descriptor of its stage's first row. Of split factors, where they
-  // are all of them, the small ones come first, so that they are not cut off.
-  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int item) {
+  // The first products of one item of a line; `weights` is the descriptor of its first row. Of split factors, where
+  // they are all of them, the small ones come first, so that they are not cut off.
+  __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int line) {
     ptx::fence_warpgroup();
     if constexpr (kShape.splits()) {
-      add_products(part, cells, kFragments, weights, item);
-      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), item);
-      add_products(part, cells, 0, weights, item);
+      add_products(part, cells, kFragments, weights, line);
+      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), line);
+      add_products(part, cells, 0, weights, line);
     } else {
 #pragma unroll
       for (int i = 0; i < kItemSteps; ++i)
-        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), item);
+        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), line);
     }
     ptx::commit_warpgroup();
   }
   // The others. A warp stands still while the tensor cores are busy with products of its own that it has handed over:
   // what it loads before the last of them arrives in the meantime.
-  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int item) {
+  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int line) {
     if constexpr (kFirstProducts < kProducts) {
       ptx::fence_warpgroup();
-      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, item);
+      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, line);
       ptx::commit_warpgroup();
     }
   }
@@ -8156,15 +8257,14 @@ struct CellTeam {
   // Products number kBegin to kEnd, with the fragments from `first` on.
   template <int kBegin = 0, int kEnd = kProducts, typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
-                                                      int item) {
+                                                      int line) {
 #pragma unroll
     for (int back = 0; back < kLine; ++back) {
-      const unsigned tiles = kUnrolled ? kFixedBackRows[item / kLineItems * kLine + back] : ~0u;
-      const unsigned b = weights + (item % kStageItems / kLineItems * kLine + back) * kShape.weight_back_pitch() +
-                         item % kLineItems * kItemSteps * kShape.weight_depth_pitch();
+      const unsigned tiles = kUnrolled ? kFixedBackRows[line * kLine + back] : ~0u;
+      const unsigned b = weights + back * kShape.weight_back_pitch();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (!kShape.all_taps && (tiles >> tile & 1) == 0) continue;
+        if ((tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
           const int product = (back * kRowTiles + tile) * kCellTiles + i;
@@ -8368,11 +8468,16 @@ struct WeightLoads {
   static constexpr int kUnits = kSlabTurns * kRowTurns / kRowShares;
   static constexpr int kMostWords = kShape.weight_registers() >= 88 ? 32 : 16;  // of a thread, on their way
   static constexpr int kAtOnce = kMostWords / (kLoads * kWords) > 0 ? kMostWords / (kLoads * kWords) : 1;  // units
+  // Where all threads together have the words of a whole stage and registers for as many more, the next stage's are on
+  // their way while this one's are stored.
+  static constexpr int kOtherRegisters = 40;
+  static constexpr bool kAhead = kPlaces <= kPlacesAtOnce && kUnits <= kAtOnce &&
+                                 2 * kUnits * kLoads * kWords + kOtherRegisters <= kShape.weight_registers();
 
   int row;  // the first one, a channel of the block
   int first_slab;
   int first_place;
-  unsigned words[kAtOnce][kLoads][kWords];
+  unsigned words[kAhead ? 2 * kUnits : kAtOnce][kLoads][kWords];
 
   __device__ __forceinline__ explicit WeightLoads(int thread) {
     const int group = thread / kLanes;
@@ -8459,11 +8564,62 @@ __device__ __forceinline__ const char* first_weight(const TileParams& params, co
              kShape.element_bytes;
 }
 
+// Brings the weights of one tile of outputs, each stage loaded before the one in front of it is stored.
+__device__ __forceinline__ void load_weights_ahead(const TileParams& params, const BlockRows& rows, int rank,
+                                                   const StreamBarriers& barriers, unsigned ring, int thread,
+                                                   RingPlace<kShape.weight_ring>& slot) {
+  using Loads = WeightLoads;
+  constexpr int kChunkStages = kShape.stages_per_chunk();
+  constexpr int kStages = kShape.block_chunks() * kChunkStages;
+  Loads loads(thread);
+  const char* const first = first_weight(params, rows) + loads.offset();
+  const int rows_left = kShape.out_channels - rows.first_channel;
+  const auto tap_of = [&](int stage) {
+    const int back = stage % kChunkStages * kShape.stage_backs;
+    const int places = min(kShape.stage_backs, kShape.all_backs() - back) * Loads::kSlotRuns;
+    return loads.first_place < places ? kWeightPlaces[back * Loads::kSlotRuns + loads.first_place] : -1;
+  };
+  const auto load = [&](int stage, int set) {
+    const int first_channel = (rank * kShape.block_chunks() + stage / kChunkStages) * kShape.chunk_channels();
+    const int tap = tap_of(stage);
+    const char* const source =
+        first + static_cast<long long>(first_channel) * kShape.weight_steps[0] * kShape.element_bytes + tap;
+#pragma unroll
+    for (int i = 0; i < Loads::kUnits; ++i)
+      loads.load(set * Loads::kUnits + i, i, source, tap >= 0, rows_left, kShape.channels - first_channel);
+  };
+  const auto store = [&](int stage, int set) {
+    ptx::wait_barrier(barriers.weight_empty(slot.slot), slot.parity ^ 1);
+    // Taps that a phase lacks are zeros, or no product is made with them.
+    if (loads.first_place < Loads::kPlaces && (kShape.all_taps || tap_of(stage) >= 0)) {
+      const unsigned to = ring + slot.slot * kShape.weight_stage_bytes() + loads.target(loads.first_place) * 16;
+#pragma unroll
+      for (int i = 0; i < Loads::kUnits; ++i) loads.store(set * Loads::kUnits + i, i, to);
+    }
+    ptx::fence_for_async_proxy();
+    ptx::arrive(barriers.weight_full(slot.slot));
+    slot.advance();
+  };
+  load(0, 0);
+#pragma unroll 1
+  for (int stage = 0; stage < kStages; stage += 2) {
+    if (stage + 1 < kStages) load(stage + 1, 1);
+    store(stage, 0);
+    if (stage + 1 == kStages) break;
+    if (stage + 2 < kStages) load(stage + 2, 0);
+    store(stage + 1, 1);
+  }
+}
+
 // Brings the weights of one tile of outputs, stage after stage.
 __device__ __forceinline__ void load_stream_weights(const TileParams& params, const BlockRows& rows, int rank,
                                                     const StreamBarriers& barriers, unsigned ring, int thread,
                                                     RingPlace<kShape.weight_ring>& slot) {
   using Loads = WeightLoads;
+  if constexpr (Loads::kAhead) {
+    load_weights_ahead(params, rows, rank, barriers, ring, thread, slot);
+    return;
+  }
   constexpr int kUnrolledTurns = Loads::kUnits <= 4 * Loads::kAtOnce ? 4 : 1;
   Loads loads(thread);
   const char* const first = first_weight(params, rows) + loads.offset();
