@@ -262,7 +262,7 @@ BATCH_RULES = {
     ),
     "tconv_reduce": _REDUCE,
     "tconv_reduce_finish": _REDUCE,
-    "tconv_group_input": BatchRule({"tiles[0]": "batch"}, "batch * {grid_per_sample}"),
+    "tconv_group_input": BatchRule({"tiles[0]": "batch"}),
     "tconv_group_weight": BatchRule({"tiles[0]": "batch"}),
     "tconv_group_weight_finish": BatchRule({"tiles[0]": "batch"}),
     "tconv_depthwise_weight": BatchRule({"pixels": "batch * {pixels}"}),

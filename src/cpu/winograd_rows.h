@@ -1,4 +1,4 @@
-// Positions of a tensor, or of a packed line, combined along the fast axis into the lines that are multiplied.
+// Positions of a tensor, or of a packed line, combined along the fast axes into the lines that are multiplied.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct CellRows {
   std::int64_t image_step = 0;
   std::int64_t images = 0;
   Triple step{};    // from one position to the next
-  Triple origin{};  // which position stands at 0 of the line; along the fast axis: the first of tile 0
+  Triple origin{};  // which position stands at 0 of the line; along a fast axis: the first of tile 0
   Triple low{};     // positions low <= position < high exist, others are zero
   Triple high{};
 

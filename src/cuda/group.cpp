@@ -130,6 +130,7 @@ std::vector<GroupShape> shapes_of(const Problem& problem, const DeviceProperties
         for (const int strip : {1, 2, 4}) {
           candidate.strip = strip;
           if (shape.weight ? strip > 1 : h % strip != 0 || candidate.strips() > kGroupThreads / 32) continue;
+          if (candidate.sums_words() > candidate.box_words()) continue;
           found.emplace_back(covered * box_cycles(candidate) / candidate.pixels(), candidate);
         }
       }
@@ -235,7 +236,8 @@ class GroupKernel final : public Kernel {
 
 }  // namespace
 
-std::string why_rather_no_group(const Problem& problem, const DeviceProperties& /*device*/) {
+std::string why_rather_no_group(const Problem& problem, const DeviceProperties& device) {
+  if (!why_not(problem, device).empty()) return {};  // the better reason
   double taps = 1;
   for (const Axis& axis : problem.axes) taps *= static_cast<double>(axis.kernel);
   if (problem.axes[2].output() % 2 == 0 && taps < kManyTaps)

@@ -63,6 +63,16 @@ TEST_F(EmulatedGroup, ManyTaps) {
   EXPECT_EQ(test::EmulatedCase(problem, random).fails(propose_group(problem, test::gpu(90)), 1), "");
 }
 
+// Blocks that take several boxes: sums that warps exchange where a small box was leave the weights behind it alone.
+TEST_F(EmulatedGroup, SmallBoxes) {
+  device.multiprocessors = 1;
+  const Problem wide = in(make(5, 16, 16, 2, {axis(7, 7, 1, 3), axis(7, 7, 1, 3)}), Direction::grad_input, DType::bf16);
+  EXPECT_EQ(test::EmulatedCase(wide, random).fails(propose_group(wide, device)), "");
+  const Problem narrow =
+      in(make(5, 16, 16, 2, {axis(7, 3, 1, 1), axis(7, 3, 1, 1)}), Direction::grad_input, DType::f32);
+  EXPECT_EQ(test::EmulatedCase(narrow, random).fails(propose_group_cut(narrow, device, 2)), "");
+}
+
 TEST_F(EmulatedGroup, Declines) {
   const auto reason = [](const Problem& problem, Direction direction, DType dtype) {
     return propose_group(in(problem, direction, dtype), test::gpu(90)).declined;

@@ -115,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
     // The sums of the other taps pass through shared memory, and are added in order.
     if constexpr (kTapWarps > 1) {
       constexpr int kStripSums = kRows * 4 * 32;
+      static_assert(kShape.sums_words() <= kShape.box_words());
       float* const others = box + (warp / kTapWarps * (kTapWarps - 1)) * kStripSums + lane;
       __syncthreads();
       if (warp % kTapWarps > 0) {

@@ -59,6 +59,9 @@ struct GroupShape {
   // grad_input: products of 16 pixels of a row by 8 input channels. Warps of the same strip share its taps.
   constexpr int strips() const { return pixels() / 16 / strip; }
   constexpr int tap_warps() const { return kGroupThreads / 32 / strips(); }
+  // Of warps that share a strip's taps: their sums meet where the box was. What lies behind it is kept for the next
+  // one.
+  constexpr int sums_words() const { return weight ? 0 : (tap_warps() - 1) * strips() * strip * 128; }
   // Rows of the box that a strip reads for the taps along the height, and which of them it does.
   constexpr int strip_reach() const { return (strip - 1) * stride[1] + (kernel[1] - 1) * dilation[1] + 1; }
   constexpr bool strip_reads(int row) const {
