@@ -55,6 +55,9 @@ TEST_F(EmulatedGroup, Layers) {
   check(make(2, 32, 32, 4, {axis(1, 1, 1, 0), axis(33, 1, 1, 0)}));
 }
 
+// Rows of a box that 32 lanes copy without a rest.
+TEST_F(EmulatedGroup, RowsOfWholeWarps) { check(make(1, 16, 16, 2, {axis(61, 3, 2, 0)}), DType::bf16); }
+
 // Rows of even length, with so many taps that grad_weight takes them; tensors at odd addresses.
 TEST_F(EmulatedGroup, ManyTaps) {
   const Problem problem = in(make(1, 16, 16, 2, {axis(2, 3, 2, 1), axis(3, 5, 2, 2), axis(6, 7, 2, 3, 1)}),

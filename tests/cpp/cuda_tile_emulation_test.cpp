@@ -109,6 +109,13 @@ TEST_F(EmulatedTile, Forward) {
   EXPECT_GT(stages_left_out, 0);
 }
 
+// Rows that no tap reaches, between others, which leave in vectors.
+TEST_F(EmulatedTile, RowsWithoutTaps) {
+  check(make(2, 16, 13, 1, {axis(5, 2, 3, 2, 0, 3), axis(5, 2, 1, 0, 0, 3)}), 90);
+  check(make(1, 16, 13, 1, {axis(4, 1, 2, 0, 1), axis(8, 1, 1, 0)}), 80);
+  EXPECT_GE(row_vectors, 2);
+}
+
 Problem in(Problem problem, DType dtype, Precision precision = Precision::tf32, bool channels_last = false) {
   problem.dtype = dtype;
   problem.precision = precision;

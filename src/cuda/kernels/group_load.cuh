@@ -71,6 +71,7 @@ __device__ __forceinline__ void copy_box(const GroupParams& p, const BoxPlace& p
   constexpr int kRowCopies = kShape.row_pitch() / 4;
   constexpr int kWhole = kRowCopies / 32 * 32;
   constexpr int kRest = kRowCopies - kWhole;
+  constexpr int kDivisor = kRest > 0 ? kRest : 1;  // what is left out without a rest must compile, too
   constexpr int kUnrolledRows = kShape.box(1) <= 8 ? kShape.box(1) : 4;
   const int lane = threadIdx.x % 32;
   const int first_column = -place.begin[2];
@@ -101,8 +102,8 @@ __device__ __forceinline__ void copy_box(const GroupParams& p, const BoxPlace& p
       }
     }
     if constexpr (kRest > 0 && kRest * kShape.box(1) >= 32) {
-      constexpr int kAtOnce = 32 / kRest;
-      const int below = lane / kRest;
+      constexpr int kAtOnce = 32 / kDivisor;
+      const int below = lane / kDivisor;
       const Storage* plane = source + below * p.output_strides[3];
       const unsigned first_row = target + below * kShape.row_pitch() * 4;
 #pragma unroll 1
@@ -113,19 +114,19 @@ __device__ __forceinline__ void copy_box(const GroupParams& p, const BoxPlace& p
         for (int h = 0; h < kShape.box(1); h += kAtOnce, line += kAtOnce * p.output_strides[3]) {
           const bool exists = plane_exists && is_inside(place.begin[1] + h + below, p.output_size[1]);
           if (below < kAtOnce && h + below < kShape.box(1))
-            copy(first_row + (d * kShape.box(1) + h) * kShape.row_pitch() * 4, line, exists, kWhole + lane % kRest);
+            copy(first_row + (d * kShape.box(1) + h) * kShape.row_pitch() * 4, line, exists, kWhole + lane % kDivisor);
         }
       }
     } else if constexpr (kRest > 0) {
 #pragma unroll 2
       for (int i = lane; i < kShape.box_rows() * kRest; i += 32) {
-        const int row = i / kRest;
+        const int row = i / kDivisor;
         const int d = row / kShape.box(1);
         const int h = row % kShape.box(1);
         const bool exists =
             is_inside(place.begin[0] + d, p.output_size[0]) && is_inside(place.begin[1] + h, p.output_size[1]);
         copy(target + row * kShape.row_pitch() * 4, source + d * p.output_strides[2] + h * p.output_strides[3], exists,
-             kWhole + i % kRest);
+             kWhole + i % kDivisor);
       }
     }
   }

@@ -242,10 +242,14 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
       if (!kWhole && channel >= channels) break;
       float results[kVector];
       staged_values(staged, first + i * kTeams * kPitch, results);
+      if (kHasGaps && !has_phase) {  // nor has any other of its vector
+        const float bias = bias_of(params, rows, turn * kTurnChannels + channel);
+#pragma unroll
+        for (float& result : results) result = bias;
+      }
       if constexpr (kVector > 1) {
         store_vector(out, results);
       } else {
-        if (kHasGaps && !has_phase) results[0] = bias_of(params, rows, turn * kTurnChannels + channel);
         *out = to_storage(results[0], Element());
       }
       out += kTeams * stride;
