@@ -164,10 +164,12 @@ class Scratch {
 
 }  // namespace
 
-void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, Kept* kept) {
+void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, Kept* kept,
+             bool beside) {
   const at::Tensor& any = operands.output;
   const c10::OptionalDeviceGuard guard(any.device());
   Call call = call_of(geometry, direction, operands);
+  call.problem.beside = beside;
   const Plan* chosen = &plan_of(call.problem, call.device);
   if (autotuning() && !chosen->tuned && call.device.backend == Backend::cuda && forced_family().empty()) {
     Scratch scratch(any);

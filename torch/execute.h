@@ -27,9 +27,9 @@ struct Kept {
 };
 
 // `kept` is a workspace as an earlier call with the same arguments left it, with the weights in it; it is made here
-// where it is undefined, or belongs to another plan.
+// where it is undefined, or belongs to another plan. `beside`: see Problem.
 void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands,
-             Kept* kept = nullptr);
+             Kept* kept = nullptr, bool beside = false);
 
 // What the plan of a run is expected to take; 0: it has no estimate.
 double expected_seconds(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands);

@@ -63,7 +63,7 @@ Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const T
     execute(g, Direction::grad_weight, for_weight);
     beside->leave();
   }
-  if (mask[0] && input.numel() > 0) execute(g, Direction::grad_input, for_input);
+  if (mask[0] && input.numel() > 0) execute(g, Direction::grad_input, for_input, nullptr, beside.has_value());
   if (mask[1] && input.numel() > 0 && !beside) execute(g, Direction::grad_weight, for_weight);
   if (mask[1] && input.numel() == 0) grad_weight.zero_();
   if (mask[2]) {

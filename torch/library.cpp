@@ -109,7 +109,10 @@ std::string plan_summary(Args... args) {
 
 template <typename... Args>
 void prepare_question(Args... args) {
-  const Question question = question_of(args...);
+  Question question = question_of(args...);
+  plan(question.problem, question.device, forced_family())->kernel->prepare();
+  if (question.problem.direction != Direction::grad_input) return;
+  question.problem.beside = true;
   plan(question.problem, question.device, forced_family())->kernel->prepare();
 }
 

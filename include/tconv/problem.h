@@ -56,6 +56,8 @@ struct Problem {
   DType dtype = DType::f32;
   Precision precision = Precision::strict;
   bool bias = false;  // forward: add a bias of out_channels elements (densely packed)
+  // grad_input: the gradient of the weight is computed at the same time, on the same GPU. The result has the same bits.
+  bool beside = false;
 
   std::int64_t batch = 1;
   std::int64_t in_channels = 1;

@@ -251,7 +251,7 @@ std::size_t hash_of(const Problem& problem) {
   };
   mix(problem.rank);
   mix(static_cast<int>(problem.direction) * 64 + static_cast<int>(problem.dtype) * 8 +
-      static_cast<int>(problem.precision) * 2 + static_cast<int>(problem.bias));
+      static_cast<int>(problem.precision) * 4 + static_cast<int>(problem.beside) * 2 + static_cast<int>(problem.bias));
   mix(problem.batch);
   mix(problem.in_channels);
   mix(problem.out_channels);

@@ -216,6 +216,52 @@ class ReduceKernel final : public Kernel {
   std::int64_t finish_blocks_ = 0;
 };
 
+// Slices of the output channels, one after the other, so that what is packed ahead of each fits the workspace.
+class SlicedReduce final : public Kernel {
+ public:
+  SlicedReduce(const Problem& slice, int slices, std::shared_ptr<const Kernel> kernel)
+      : slices_(slices),
+        output_bytes_(slice.out_channels * slice.output_strides[1] * static_cast<std::int64_t>(size_of(slice.dtype))),
+        weight_bytes_(slice.out_channels * slice.weight_strides[1] * static_cast<std::int64_t>(size_of(slice.dtype))),
+        kernel_(std::move(kernel)) {}
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    for (int slice = 0; slice < slices_; ++slice) {
+      Buffers part = buffers;
+      part.output = static_cast<char*>(buffers.output) + slice * output_bytes_;
+      part.weight = static_cast<char*>(buffers.weight) + slice * weight_bytes_;
+      kernel_->run(part, execution);
+    }
+  }
+  void prepare() const override { kernel_->prepare(); }
+  std::string describe() const override {
+    return kernel_->describe() + ", " + std::to_string(slices_) + " slices of the output channels";
+  }
+
+ private:
+  std::int64_t slices_;
+  std::int64_t output_bytes_;
+  std::int64_t weight_bytes_;
+  std::shared_ptr<const Kernel> kernel_;
+};
+
+// Both tensors of a slice may be small enough to be packed where all of them are not. Empty if that is no gain.
+std::optional<Proposal> propose_slices(const Problem& problem, const DeviceProperties& device,
+                                       const ReduceCandidate& best) {
+  constexpr int kMostSlices = 4;
+  constexpr std::int64_t kLeastChannels = 64;
+  constexpr double kWorthwhile = 200e-6;  // each slice has launches of its own
+  if (best.shape.packed || best.expected_seconds < kWorthwhile || problem.groups > 1 || device.any_batch) return {};
+  for (int slices = 2; slices <= kMostSlices; ++slices) {
+    if (problem.out_channels % slices != 0 || problem.out_channels / slices < kLeastChannels) continue;
+    const std::vector<ReduceCandidate> candidates = reduce_candidates(slice_of(problem, slices), device);
+    if (candidates.empty() || !candidates.front().shape.packed) continue;
+    if (slices * candidates.front().expected_seconds > 0.9 * best.expected_seconds) continue;
+    return propose_sliced_reduce(problem, device, slices, candidates.front());
+  }
+  return {};
+}
+
 }  // namespace
 
 ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, const ReduceShape& shape, int parts) {
@@ -263,6 +309,10 @@ Proposal propose_reduce_cut(const Problem& problem, const DeviceProperties& devi
   }
   const std::vector<ReduceCandidate> candidates = reduce_candidates(problem, device);
   if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
+  if (std::optional<Proposal> sliced = propose_slices(problem, device, candidates.front())) {
+    if (index == 0) return *std::move(sliced);
+    --index;
+  }
   const auto count = static_cast<int>(candidates.size());
   if (index >= count) return Proposal::decline("has " + std::to_string(count) + " cuts for this problem");
   return propose_reduce(problem, device, candidates[static_cast<std::size_t>(index)]);
@@ -283,6 +333,21 @@ Proposal propose_reduce(const Problem& problem, const DeviceProperties& device, 
   proposal.workspace_bytes = kernel->workspace_bytes();
   proposal.expected_seconds = candidate.expected_seconds;
   proposal.kernel = kernel;
+  return proposal;
+}
+
+Problem slice_of(const Problem& problem, int slices) {
+  Problem slice = problem;
+  slice.out_channels /= slices;
+  return slice;
+}
+
+Proposal propose_sliced_reduce(const Problem& problem, const DeviceProperties& device, int slices,
+                               const ReduceCandidate& candidate) {
+  const Problem slice = slice_of(problem, slices);
+  Proposal proposal = propose_reduce(slice, device, candidate);
+  proposal.expected_seconds *= slices;
+  proposal.kernel = std::make_shared<const SlicedReduce>(slice, slices, std::move(proposal.kernel));
   return proposal;
 }
 

@@ -40,4 +40,10 @@ ReduceParams reduce_params(const Problem& problem, const Reduction& reduction, c
 // The kernel that computes the problem with one of its cuts.
 Proposal propose_reduce(const Problem& problem, const DeviceProperties& device, const ReduceCandidate& candidate);
 
+// One of several equal slices of a problem's output channels, and all of them by the same candidate, one after the
+// other.
+Problem slice_of(const Problem& problem, int slices);
+Proposal propose_sliced_reduce(const Problem& problem, const DeviceProperties& device, int slices,
+                               const ReduceCandidate& candidate);
+
 }  // namespace tconv::cuda

@@ -88,6 +88,7 @@ constexpr double kPackSeconds = 6.3e-6;  // its launch and the other kernel's, w
 constexpr double kBulkRate = 39.4;       // bytes per cycle and multiprocessor that the copy engine brings
 constexpr double kBulkCycles = 1.04e3;   // until the first of them arrive
 constexpr double kPackedStageCycles = 56;
+constexpr double kHalfEmpty = 1.03;  // blocks of one wave that leave room for another, with fewer stages on their way
 constexpr double kPackedBlockCycles = 2.44e3;
 constexpr double kPackedPartRate = 200;  // bytes of parts per cycle and multiprocessor
 constexpr double kPackedEndRate = 45.4;  // and of results
@@ -275,9 +276,11 @@ double packed_cycles(const ReduceShape& shape, const ReduceParams& params, const
   const double ending = shape.partial
                             ? outputs / kPackedPartRate
                             : outputs * store_waste(shape) / (shape.warps_read_boxes() ? kBoxEndRate : kPackedEndRate);
-  return cycles_of_waves(shape, params, device, [&](double at_once) {
+  const double cycles = cycles_of_waves(shape, params, device, [&](double at_once) {
     return std::max((stages + 0.7) * busy * at_once, (stages + 1) * chain) + ending * at_once + kPackedBlockCycles;
   });
+  const bool one_wave = reduce_tiles(params) * params.parts <= device.multiprocessors;
+  return shape.packed && one_wave && shape.blocks_per_multiprocessor > 1 ? kHalfEmpty * cycles : cycles;
 }
 
 }  // namespace

@@ -405,6 +405,35 @@ class TileKernel final : public Kernel {
   TileParams params_{};
 };
 
+// Whether two cuts of a problem add up in the same order, so that their results have the same bits.
+bool same_sums(const TileShape& a, const TileShape& b) {
+  return a.streams && b.streams && a.slabs == b.slabs && a.depth_teams == b.depth_teams &&
+         a.depth_blocks == b.depth_blocks && a.window == b.window && a.line_axis == b.line_axis &&
+         std::ranges::equal(a.planes, b.planes) && std::ranges::equal(a.fold, b.fold);
+}
+
+// Two kernels that each have a block for every multiprocessor wait for one another. A cut that takes a little longer
+// on fewer of them leaves the others to the gradient of the weight.
+const TileCandidate& cut_beside_another(const std::vector<TileCandidate>& candidates, const DeviceProperties& device) {
+  constexpr double kLeastShare = 0.39;  // of the chip, below which the gradient that runs beside ends first
+  constexpr double kFewerBlocks = 0.7;  // than those of the best cut, to make up for a cost that is only expected
+  constexpr double kLonger = 1.2;
+  constexpr double kSharedTime = 0.4;  // of the time; the rest is felt whatever the number of blocks
+  const TileCandidate& best = candidates.front();
+  const auto share = [&](const TileCandidate& cut) { return static_cast<double>(cut.blocks) / device.multiprocessors; };
+  const auto cost = [&](const TileCandidate& cut) {
+    return cut.expected_seconds * (1 - kSharedTime + kSharedTime * share(cut));
+  };
+  if (share(best) > 1) return best;
+  const TileCandidate* chosen = &best;
+  for (const TileCandidate& cut : candidates) {
+    const bool fits = share(cut) >= kLeastShare && share(cut) <= kFewerBlocks * share(best) &&
+                      cut.expected_seconds <= kLonger * best.expected_seconds && same_sums(cut.shape, best.shape);
+    if (fits && cost(cut) < cost(*chosen)) chosen = &cut;
+  }
+  return *chosen;
+}
+
 }  // namespace
 
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device) {
@@ -419,6 +448,7 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
   if (candidates.empty()) return Proposal::decline("no tile fits registers and shared memory of the device");
   const auto count = static_cast<int>(candidates.size());
   if (index >= count) return Proposal::decline("has " + std::to_string(count) + " cuts for this problem");
+  if (problem.beside && index == 0) return propose_tile(problem, device, cut_beside_another(candidates, device));
   return propose_tile(problem, device, candidates[static_cast<std::size_t>(index)]);
 }
 

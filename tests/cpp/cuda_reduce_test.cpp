@@ -132,6 +132,34 @@ TEST_F(EmulatedReduce, PackedAhead) {
   }
   EXPECT_GE(checked, test::takes_all() ? 9 : 4);
 }
+
+// Slices of the output channels, each of them packed; in either layout.
+TEST_F(EmulatedReduce, Slices) {
+  Problem problem = gradient(make(3, 24, 48, 1, {axis(9, 4, 2, 1), axis(10, 3, 1, 1)}));
+  for (const int slices : {2, 3}) {
+    std::vector<ReduceCandidate> packed =
+        reduce_candidates(slice_of(problem, slices), test::gpu(90), {.least_packed = 0});
+    std::erase_if(packed, [](const ReduceCandidate& candidate) { return !candidate.shape.packed; });
+    ASSERT_FALSE(packed.empty());
+    EXPECT_EQ(test::EmulatedCase(problem, random)
+                  .fails(propose_sliced_reduce(problem, test::gpu(90), slices, packed.front())),
+              "");
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+  }
+}
+
+// Tensors too large to be packed at once, with many channels.
+TEST(ReducePlanner, SlicesWhatIsTooLargeToBePacked) {
+  const Problem problem = gradient(make(72, 1536, 768, 1, {axis(33, 16, 8, 4)}));
+  const Proposal proposal = propose_reduce(problem, test::gpu(90));
+  EXPECT_NE(proposal.kernel->describe().find("2 slices"), std::string::npos) << proposal.kernel->describe();
+  EXPECT_LE(proposal.workspace_bytes, 64U << 20);
+  const Proposal whole = propose_reduce_cut(problem, test::gpu(90), 1);
+  EXPECT_EQ(whole.kernel->describe().find("slices"), std::string::npos) << whole.kernel->describe();
+  EXPECT_GT(whole.expected_seconds, proposal.expected_seconds);
+}
+
 // Cuts whose channels-last tensors come in boxes, the best one and one from anywhere: stride 1 either way around,
 // kernels of one to three axes, strides that leave outputs out, channels that fill no box, groups.
 TEST_F(EmulatedReduce, Boxes) {

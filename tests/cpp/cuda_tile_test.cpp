@@ -282,6 +282,32 @@ TEST(TilePlanner, TakesSamplesFarApart) {
   for (const TileCandidate& candidate : candidates) EXPECT_EQ(candidate.shape.tile[0], 1);
 }
 
+// Beside another gradient, fewer blocks that add up in the same order; where there are many anyway, the same ones.
+TEST(TilePlanner, LeavesRoomBesideAnotherGradient) {
+  Problem problem;
+  problem.direction = Direction::grad_input;
+  problem.precision = Precision::tf32;
+  problem.batch = 64;
+  problem.in_channels = 512;
+  problem.out_channels = 256;
+  for (int a : {1, 2})
+    problem.axes[a] = {.input = 4, .kernel = 4, .stride = 2, .dilation = 1, .pad_begin = 1, .pad_end = 1};
+  set_contiguous(problem);
+  const auto plan_of = [&](bool beside) {
+    problem.beside = beside;
+    const Proposal proposal = propose_tile(problem, h200());
+    return std::pair(proposal.kernel->describe(), proposal.expected_seconds);
+  };
+  const auto [alone, seconds] = plan_of(false);
+  const auto [beside, longer] = plan_of(true);
+  EXPECT_NE(alone.find("128 blocks"), std::string::npos) << alone;
+  EXPECT_NE(beside.find("64 blocks"), std::string::npos) << beside;
+  EXPECT_LE(longer, 1.2 * seconds);
+  problem.axes[1].input = problem.axes[2].input = 32;
+  set_contiguous(problem);
+  EXPECT_EQ(plan_of(false), plan_of(true));
+}
+
 TEST(TilePlanner, DeclinesWithAReason) {
   Problem problem;
   problem.in_channels = problem.out_channels = 64;
