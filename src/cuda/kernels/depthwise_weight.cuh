@@ -256,21 +256,33 @@ extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
   }
 
   if constexpr (kAcross.lanes > 0) {
-    // (place, channel of the block), tap after tap
+    // (tap, place, channel of the block), some taps at a time
     constexpr int kBlockChannels = kAcross.lanes > 0 ? kAcross.block_channels() : 1;  // an array, in either case
-    __shared__ float lanes_sums[kAtOnce * kBlockChannels];
+    constexpr int kTapSums = kAtOnce * kBlockChannels;
+    constexpr int kMostTaps = 32 * 1024 / static_cast<int>(sizeof(float)) / kTapSums;
+    constexpr int kBatch = kMostTaps < 1 ? 1 : kMostTaps < kTaps ? kMostTaps : kTaps;
+    __shared__ float lanes_sums[kBatch * kTapSums];
 #pragma unroll
-    for (int tap = 0; tap < kTaps; ++tap) {
+    for (int first = 0; first < kTaps; first += kBatch) {
 #pragma unroll
-      for (int v = 0; v < kChannels; ++v) {
-        if (place < kAtOnce) lanes_sums[thread * kChannels + v] = sum[tap][v];
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int v = 0; v < kChannels; ++v) {
+          if (first + i < kTaps && place < kAtOnce)
+            lanes_sums[i * kTapSums + thread * kChannels + v] = sum[first + i < kTaps ? first + i : 0][v];
+        }
       }
       __syncthreads();
-      if (thread < kBlockChannels && block * kBlockChannels + thread < p.channels) {
+#pragma unroll 1
+      for (int index = thread; index < kBatch * kBlockChannels; index += kDepthwiseThreads) {
+        const int tap = first + index / kBlockChannels;
+        const int of_block = index % kBlockChannels;
+        if (tap >= kTaps || block * kBlockChannels + of_block >= p.channels) continue;
+        const float* const sums = lanes_sums + index / kBlockChannels * kTapSums + of_block;
         float total = 0;
 #pragma unroll 8
-        for (int other = 0; other < kAtOnce; ++other) total += lanes_sums[other * kBlockChannels + thread];
-        store(p, part, block * kBlockChannels + thread, tap, total);
+        for (int other = 0; other < kAtOnce; ++other) total += sums[other * kBlockChannels];
+        store(p, part, block * kBlockChannels + of_block, tap, total);
       }
       __syncthreads();
     }

@@ -19,8 +19,11 @@ constexpr int kChannels = kConfig.thread_channels;
 struct alignas(16) Pack {
   Sum value[kVector];
 };
-struct alignas(sizeof(Element) * kConfig.store) Run {
+// Neighbours that are stored together, in one instruction: of a struct the compiler makes a store for each member.
+constexpr int kRunBytes = kConfig.store * kConfig.element_bytes();
+union Run {
   Element value[kConfig.store];
+  unsigned words[kRunBytes < 4 ? 1 : kRunBytes / 4];
 };
 
 // Which part of the problem a block computes.
@@ -148,6 +151,20 @@ __device__ __forceinline__ void load_weights(const DirectGradientArguments& a, c
   }
 }
 
+// What each tap of the width reads: worked out once, by the front end, rather than in every product by the optimizer.
+struct WidthTaps {
+  int plane[kConfig.axes[2].kernel];
+  int back[kConfig.axes[2].kernel];
+};
+constexpr WidthTaps width_taps() {
+  WidthTaps taps{};
+  for (int tap = 0; tap < kConfig.axes[2].kernel; ++tap) {
+    taps.plane[tap] = kConfig.axes[2].plane_of(tap);
+    taps.back[tap] = kConfig.axes[2].back_of(tap);
+  }
+  return taps;
+}
+
 // Adds one row of inputs times one row of weights. sums (cell, channel)
 __device__ __forceinline__ void accumulate(Sum (&sums)[kStrip][kChannels], const Sum* row, const Sum* weights) {
   constexpr int kWindow = kConfig.window();
@@ -169,6 +186,7 @@ __device__ __forceinline__ void accumulate(Sum (&sums)[kStrip][kChannels], const
       }
     }
   }
+  constexpr WidthTaps kTaps = width_taps();
   Pack w;
 #pragma unroll
   for (int tap = 0; tap < kConfig.axes[2].kernel; ++tap) {
@@ -178,8 +196,7 @@ __device__ __forceinline__ void accumulate(Sum (&sums)[kStrip][kChannels], const
       if (at % kVector == 0) w = reinterpret_cast<const Pack*>(weights)[at / kVector];
 #pragma unroll
       for (int cell = 0; cell < kStrip; ++cell) {
-        sums[cell][channel] +=
-            x[kConfig.axes[2].plane_of(tap)][cell + kConfig.axes[2].back_of(tap)] * w.value[at % kVector];
+        sums[cell][channel] += x[kTaps.plane[tap]][cell + kTaps.back[tap]] * w.value[at % kVector];
       }
     }
   }
@@ -189,8 +206,7 @@ __device__ __forceinline__ void accumulate(Sum (&sums)[kStrip][kChannels], const
 __device__ __forceinline__ void store(const DirectGradientArguments& a, Element* output, int cells, int channels,
                                       const Sum (&sums)[kStrip][kChannels]) {
   constexpr int kStore = kConfig.store;
-  const bool together =
-      kStore > 1 && cells >= kStrip && reinterpret_cast<unsigned long long>(output) % sizeof(Run) == 0;
+  const bool together = kStore > 1 && cells >= kStrip && reinterpret_cast<unsigned long long>(output) % kRunBytes == 0;
 #pragma unroll
   for (int channel = 0; channel < kChannels; ++channel) {
     if (channel >= channels) break;
@@ -201,7 +217,7 @@ __device__ __forceinline__ void store(const DirectGradientArguments& a, Element*
         Run run;
 #pragma unroll
         for (int i = 0; i < kStore; ++i) run.value[i] = narrow(sums[cell + i][channel], Element());
-        *reinterpret_cast<Run*>(row + cell) = run;
+        ptx::store_words(row + cell, run.words);
       }
     } else {
 #pragma unroll

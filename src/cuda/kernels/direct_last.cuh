@@ -19,7 +19,7 @@
 #include "types.cuh"
 constexpr LastConfig kConfig = TCONV_LAST_CONFIG;
 constexpr LastGeometry kGeometry = last_geometry(kConfig);
-constexpr int kUnroll = kConfig.unrolled != 0 ? 4096 : 1;  // of the rows of taps
+constexpr int kUnroll = kConfig.unrolled != 0 ? 4096 : 1;  // of the rows of taps that a row of outputs has
 using Element = DirectType::Storage;
 using Accumulator = DirectType::Sum;
 __device__ __forceinline__ Accumulator widen(Element value) { return DirectType::load(value); }
@@ -71,18 +71,25 @@ __device__ __forceinline__ void load_run(const Element* from, Element* values) {
 __device__ __forceinline__ unsigned pack(F16, float low, float high) { return ptx::pack_f16(low, high); }
 __device__ __forceinline__ unsigned pack(BF16, float low, float high) { return ptx::pack_bf16(low, high); }
 
+// In one instruction: of a struct the compiler makes a store for each member.
 template <typename Type, int kCount>
 __device__ __forceinline__ void store_run(Type type, Element* to, const Accumulator* sums) {
-  if constexpr (sizeof(typename Type::Storage) == 2 && kCount > 1) {
-    Vector<unsigned, kCount / 2> pairs;
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) pairs.value[i] = pack(type, sums[2 * i], sums[2 * i + 1]);
-    *reinterpret_cast<Vector<unsigned, kCount / 2>*>(to) = pairs;
+  constexpr int kBytes = kCount * static_cast<int>(sizeof(Element));
+  if constexpr (kBytes == 2) {
+    *to = Type::store(sums[0]);
   } else {
-    Vector<Element, kCount> run;
+    union {
+      unsigned words[kBytes / 4];
+      Element run[kCount];
+    } write;
+    if constexpr (sizeof(Element) == 2) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) run.value[i] = Type::store(sums[i]);
-    *reinterpret_cast<Vector<Element, kCount>*>(to) = run;
+      for (int i = 0; i < kCount / 2; ++i) write.words[i] = pack(type, sums[2 * i], sums[2 * i + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) write.run[i] = Type::store(sums[i]);
+    }
+    ptx::store_words(to, write.words);
   }
 }
 __device__ __forceinline__ void store_run(Element* to, const Accumulator* sums) {
@@ -96,10 +103,25 @@ __device__ __forceinline__ void load_piece(const Accumulator* from, Accumulator*
 }
 #endif
 
+// The taps of an axis that serve an output of the thread's tile. Loops go over these alone: over all taps, the compiler
+// would write products for each and find out later that most of them are none.
+__device__ __forceinline__ int served_taps(const DirectAxis axis, const DirectSpan span) {
+  return kConfig.gradient != 0 ? axis.kernel : span.most_taps;
+}
+__device__ __forceinline__ int served_tap(const DirectAxis axis, const DirectSpan span, int output, int index) {
+  if (kConfig.gradient != 0) return index;
+  const int reach = output % axis.stride + axis.pad_residue;
+  return reach / span.common * span.inverse % span.tap_step + index * span.tap_step;
+}
+// The output of a cell that a tap serves.
+__device__ __forceinline__ int served_output(const DirectAxis axis, int cell, int tap) {
+  return kConfig.gradient != 0 ? cell : cell * axis.stride + direct_taps::residue_of(axis, tap);
+}
+
 // The input of the window that a tap of an axis brings to an output of the thread's tile; negative: none.
 __device__ __forceinline__ int source_of(const DirectAxis axis, int low, int output, int tap) {
   if (kConfig.gradient != 0) return output * axis.stride + tap * axis.dilation;
-  if (direct_taps::residue_of(axis, tap) != output % axis.stride) return -1;
+  if (tap >= axis.kernel || direct_taps::residue_of(axis, tap) != output % axis.stride) return -1;
   return output / axis.stride + direct_taps::offset_of(axis, tap) - low;
 }
 
@@ -181,9 +203,9 @@ __device__ __forceinline__ void add_row(const Element* inputs, const Accumulator
       load_channels(shared, (row_of_taps * kConfig.width.kernel + kw) * kGeometry.depth + first_channel + in, lane,
                     weights);
 #pragma unroll
-      for (int out = 0; out < kGeometry.outputs_width; ++out) {
+      for (int cell = 0; cell < kConfig.cells; ++cell) {
+        const int out = served_output(kConfig.width, cell, kw);
         const int from = source_of(kConfig.width, kGeometry.low_width, out, kw);
-        if (from < 0) continue;
 #pragma unroll
         for (int v = 0; v < kConfig.channels; ++v) {
           sums[out * kConfig.channels + v] +=
@@ -202,9 +224,9 @@ struct Place {
 
 __device__ __forceinline__ void compute_tile(const LastArguments& a, const Window& window, const Place& place, int lane,
                                              const Accumulator* shared) {
-#pragma unroll kUnroll
+#pragma unroll 1
   for (int od = 0; od < kGeometry.outputs_depth; ++od) {
-#pragma unroll kUnroll
+#pragma unroll 1
     for (int oh = 0; oh < kGeometry.outputs_height; ++oh) {
       Accumulator sums[kGeometry.outputs_width * kConfig.channels];
       Accumulator bias[kConfig.channels];
@@ -215,11 +237,13 @@ __device__ __forceinline__ void compute_tile(const LastArguments& a, const Windo
       for (int i = 0; i < kGeometry.outputs_width * kConfig.channels; ++i) sums[i] = bias[i % kConfig.channels];
 
 #pragma unroll kUnroll
-      for (int kd = 0; kd < kConfig.depth.kernel; ++kd) {
+      for (int i = 0; i < served_taps(kConfig.depth, kGeometry.span_depth); ++i) {
+        const int kd = served_tap(kConfig.depth, kGeometry.span_depth, od, i);
         const int d = source_of(kConfig.depth, kGeometry.low_depth, od, kd);
         if (d < 0) continue;
 #pragma unroll kUnroll
-        for (int kh = 0; kh < kConfig.height.kernel; ++kh) {
+        for (int j = 0; j < served_taps(kConfig.height, kGeometry.span_height); ++j) {
+          const int kh = served_tap(kConfig.height, kGeometry.span_height, oh, j);
           const int h = source_of(kConfig.height, kGeometry.low_height, oh, kh);
           if (h < 0) continue;
           const int taps = kd * kConfig.height.kernel + kh;
@@ -233,14 +257,15 @@ __device__ __forceinline__ void compute_tile(const LastArguments& a, const Windo
       }
 
       if (place.depth + od < a.out_depth && place.height + oh < a.out_height) {
-        Element* const row = place.first + (od * a.output_depth + oh * a.output_height);
+        Element* to = place.first + (od * a.output_depth + oh * a.output_height);
 #pragma unroll
         for (int out = 0; out < kGeometry.outputs_width; ++out) {
           if (place.width + out < a.out_width) {
 #pragma unroll
             for (int c = 0; c < kConfig.channels; c += kConfig.store)
-              store_run(row + out * a.output_width + c, sums + out * kConfig.channels + c);
+              store_run(to + c, sums + out * kConfig.channels + c);
           }
+          to += a.output_width;
         }
       }
     }

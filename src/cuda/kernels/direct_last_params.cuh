@@ -72,6 +72,7 @@ struct LastGeometry {
   int outputs_depth, outputs_height, outputs_width;  // of a thread
   int step_depth, step_height, step_width;           // inputs from one cell to the next
   int low_depth, low_height, low_width;              // offset of the last tap, forward
+  DirectSpan span_depth, span_height;                // which taps serve an output, forward
   int window;                                        // inputs that a thread reads from a row
   int taps;
   int depth;       // input channels that an output sums up
@@ -100,8 +101,10 @@ constexpr LastGeometry last_geometry(LastConfig c) {
   g.step_depth = c.gradient != 0 ? c.depth.stride : 1;
   g.step_height = c.gradient != 0 ? c.height.stride : 1;
   g.step_width = c.gradient != 0 ? c.width.stride : 1;
-  g.low_depth = direct_span(c.depth).low;
-  g.low_height = direct_span(c.height).low;
+  g.span_depth = direct_span(c.depth);
+  g.span_height = direct_span(c.height);
+  g.low_depth = g.span_depth.low;
+  g.low_height = g.span_height.low;
   g.low_width = direct_span(c.width).low;
   g.window = last_window(c.width, c.gradient, c.cells);
   g.taps = c.depth.kernel * c.height.kernel * c.width.kernel;

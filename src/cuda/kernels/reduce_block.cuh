@@ -79,19 +79,20 @@ __device__ __forceinline__ void meet() {
   }
 }
 
-// Sums that are whole are the result.
+// Sums that are whole are the result. A loop, although sums are then chosen by branches: the code that writes a half of
+// a tile takes long to compile.
 template <typename StoreRow>
 __device__ __forceinline__ void store_result(const ReduceParams& params, const ReduceBlock& block, const float* staged,
                                              StoreRow&& stage) {
+#pragma unroll 1
+  for (int part = 0; part < 2 * kRowTiles; ++part) {
 #pragma unroll
-  for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      stage(tile, half);
-      meet();
-      store_staged(params, block, tile, half, staged);
-      meet();
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      if (i == part) stage(i / 2, i % 2);
     }
+    meet();
+    store_staged(params, block, part / 2, part % 2, staged);
+    meet();
   }
 }
 

@@ -172,13 +172,6 @@ struct Side {
 
   unsigned words[kBatch * kVector * kWords];  // on their way
 
-  // The pixels of a cell, a bit each, that belong to a part.
-  static constexpr unsigned bits_of(int dimension, int part) {
-    unsigned bits = 0;
-    for (int v = 0; v < kVector; ++v) bits |= kShape.part_of(v, dimension) == part ? 1u << v : 0u;
-    return bits;
-  }
-
   __device__ __forceinline__ Side(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table) {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int first_channel = kOfRows ? block.first_row : block.first_column;
@@ -253,7 +246,7 @@ struct Side {
         const int position =
             at_start.begin[dimension] + place.at[dimension] + part * kShape.part_step(kOfRows, dimension);
         if (static_cast<unsigned>(position) >= static_cast<unsigned>(at_start.limit(params, dimension))) {
-          mask &= ~bits_of(dimension, part);
+          mask &= ~kShape.part_bits(dimension, part);
         }
       }
     }

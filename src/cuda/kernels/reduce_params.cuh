@@ -168,9 +168,16 @@ struct ReduceShape {
   constexpr int part_step(bool of_rows, int dimension) const {
     return tile[dimension] * (of_rows || dimension == 0 ? 1 : step[dimension - 1]);
   }
-  constexpr int part_of(int v, int dimension) const {
-    for (int inner = 3; inner > dimension; --inner) v /= split[inner];
-    return v % split[dimension];
+  // Without loops, which would take the compiler long where it meets them in each of many copies.
+  constexpr int inner_parts(int dimension) const {
+    return (dimension < 1 ? split[1] : 1) * (dimension < 2 ? split[2] : 1) * (dimension < 3 ? split[3] : 1);
+  }
+  constexpr int part_of(int v, int dimension) const { return v / inner_parts(dimension) % split[dimension]; }
+  // The pixels of a cell, a bit each, that belong to a part: some neighbours, over and over again. Splits are powers of
+  // two, at most 8 together.
+  constexpr unsigned part_bits(int dimension, int part) const {
+    const int inner = inner_parts(dimension);
+    return (((1u << inner) - 1) << part * inner) * (255u / ((1u << inner * split[dimension]) - 1));
   }
 
   // Lines along samples, depth and height, and elements of a line: parts that overlap share theirs; where places lie
