@@ -165,11 +165,12 @@ class Scratch {
 }  // namespace
 
 void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, Kept* kept,
-             bool beside) {
+             Company company) {
   const at::Tensor& any = operands.output;
   const c10::OptionalDeviceGuard guard(any.device());
   Call call = call_of(geometry, direction, operands);
-  call.problem.beside = beside;
+  call.problem.beside = company == Company::other_stream;
+  call.execution.beside_previous = company == Company::previous;
   const Plan* chosen = &plan_of(call.problem, call.device);
   if (autotuning() && !chosen->tuned && call.device.backend == Backend::cuda && forced_family().empty()) {
     Scratch scratch(any);
@@ -192,8 +193,9 @@ void execute(const Geometry<std::int64_t>& geometry, Direction direction, const 
   run(*chosen, call.buffers, call.execution);
 }
 
-double expected_seconds(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
-  return plan_of(problem_of(geometry, direction, operands), device_for(operands.output)).expected_seconds;
+Outlook outlook(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
+  const Plan& chosen = plan_of(problem_of(geometry, direction, operands), device_for(operands.output));
+  return {chosen.expected_seconds, chosen.kernel->lets_next_start()};
 }
 
 Race race_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, int most_cuts) {

@@ -26,13 +26,22 @@ struct Kept {
   std::int64_t planning = 0;
 };
 
-// `kept` is a workspace as an earlier call with the same arguments left it, with the weights in it; it is made here
-// where it is undefined, or belongs to another plan. `beside`: see Problem.
-void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands,
-             Kept* kept = nullptr, bool beside = false);
+// What runs at the same time: nothing, a gradient on another stream (Problem::beside), or one that was started before
+// on the same stream (Execution::beside_previous).
+enum class Company { none, other_stream, previous };
 
-// What the plan of a run is expected to take; 0: it has no estimate.
-double expected_seconds(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands);
+// `kept` is a workspace as an earlier call with the same arguments left it, with the weights in it; it is made here
+// where it is undefined, or belongs to another plan.
+void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands,
+             Kept* kept = nullptr, Company company = Company::none);
+
+// What is known of a run before it takes place: how long it is expected to take (0: no estimate), and whether another
+// may begin while it lasts.
+struct Outlook {
+  double seconds = 0;
+  bool lets_next_start = false;
+};
+Outlook outlook(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands);
 
 // Times the ways to compute it against each other. The tensor that the direction names is overwritten.
 Race race_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, int most_cuts);

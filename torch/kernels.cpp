@@ -41,12 +41,15 @@ Tensor real_forward(const IntGeometry& g, const Tensor& input, const Tensor& wei
 }
 
 // Short gradients leave a GPU half empty, one after the other: both are computed at the same time. Long ones fill it,
-// and would only take each other's caches.
-bool run_together(const IntGeometry& g, const Operands& for_input, const Operands& for_weight) {
+// and would only take each other's caches. A second stream costs a few microseconds, which a gradient that lets the
+// next one start does without.
+Company together(const IntGeometry& g, const Operands& for_input, const Operands& for_weight) {
   constexpr double kShort = 150e-6;
-  if (!for_input.output.is_cuda() || autotuning()) return false;
-  return expected_seconds(g, Direction::grad_input, for_input) < kShort &&
-         expected_seconds(g, Direction::grad_weight, for_weight) < kShort;
+  if (!for_input.output.is_cuda() || autotuning()) return Company::none;
+  const Outlook input = outlook(g, Direction::grad_input, for_input);
+  if (input.lets_next_start) return Company::previous;
+  const bool both_short = input.seconds < kShort && outlook(g, Direction::grad_weight, for_weight).seconds < kShort;
+  return both_short ? Company::other_stream : Company::none;
 }
 
 Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
@@ -57,14 +60,17 @@ Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const T
   if (mask[1]) grad_weight = empty_like_type(weight, weight.sizes(), format);
   const Operands for_input{grad_input, weight, {}, grad_output};
   const Operands for_weight{input, grad_weight, {}, grad_output};
+  const bool both = mask[0] && mask[1] && input.numel() > 0;
+  const Company company = both ? together(g, for_input, for_weight) : Company::none;
   std::optional<Beside> beside;
-  if (mask[0] && mask[1] && input.numel() > 0 && run_together(g, for_input, for_weight)) {
+  if (company == Company::other_stream) {
     beside.emplace(grad_output.device());
     execute(g, Direction::grad_weight, for_weight);
     beside->leave();
   }
-  if (mask[0] && input.numel() > 0) execute(g, Direction::grad_input, for_input, nullptr, beside.has_value());
-  if (mask[1] && input.numel() > 0 && !beside) execute(g, Direction::grad_weight, for_weight);
+  if (mask[0] && input.numel() > 0)
+    execute(g, Direction::grad_input, for_input, nullptr, beside ? company : Company::none);
+  if (mask[1] && input.numel() > 0 && !beside) execute(g, Direction::grad_weight, for_weight, nullptr, company);
   if (mask[1] && input.numel() == 0) grad_weight.zero_();
   if (mask[2]) {
     grad_bias = at::empty({g.out_channels}, grad_output.options());

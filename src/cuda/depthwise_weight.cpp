@@ -173,8 +173,11 @@ class DepthwiseWeightKernel final : public Kernel {
     const bool misses = reinterpret_cast<std::uintptr_t>(buffers.input) % input_alignment_ != 0 ||
                         reinterpret_cast<std::uintptr_t>(buffers.output) % output_alignment_ != 0;
     const JitKernel& main = misses ? *unaligned_ : main_;
-    main.launch(device_, {.grid_x = static_cast<unsigned>(blocks()), .block = kDepthwiseThreads}, arguments,
-                execution.stream);
+    main.launch(device_,
+                {.grid_x = static_cast<unsigned>(blocks()),
+                 .block = kDepthwiseThreads,
+                 .overlaps_previous = execution.beside_previous},
+                arguments, execution.stream);
     if (params_.parts == 1) return;
     const auto finish_blocks = static_cast<unsigned>(ceil_div(params_.channels * taps_, kDepthwiseThreads));
     finish_.launch(device_, {.grid_x = finish_blocks, .block = kDepthwiseThreads, .overlaps_previous = true}, arguments,

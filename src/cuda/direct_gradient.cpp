@@ -34,6 +34,8 @@ class DirectGradientKernel final : public Kernel {
     jit_.launch(device_, shape, pointers, execution.stream);
   }
 
+  bool lets_next_start() const override { return true; }
+
   std::string describe() const override {
     const DirectGradientConfig& c = plan_.config;
     return "cells " + std::to_string(c.axes[0].cells) + "x" + std::to_string(c.axes[1].cells) + "x" +

@@ -124,6 +124,8 @@ class DepthwiseGradientKernel final : public Kernel {
     (aligned ? jit_ : *unaligned_).launch(device_, shape, pointers, execution.stream);
   }
 
+  bool lets_next_start() const override { return true; }
+
   std::string describe() const override {
     return "depthwise; a thread: " + std::to_string(config_.rows) + " rows of " + std::to_string(config_.strip) +
            " cells, loads of " + std::to_string(config_.load) + " and stores of " + std::to_string(config_.store) +

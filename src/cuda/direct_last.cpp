@@ -44,6 +44,8 @@ class LastKernel final : public Kernel {
     (aligned ? jit_ : *unaligned_).launch(device_, shape, pointers, execution.stream);
   }
 
+  bool lets_next_start() const override { return true; }
+
   std::string describe() const override { return cuda::describe(plan_); }
 
  private:

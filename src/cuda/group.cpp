@@ -197,8 +197,11 @@ class GroupKernel final : public Kernel {
     params.weight = buffers.weight;
     params.sums = static_cast<float*>(buffers.workspace);
     void* arguments[] = {&params};
-    main_.launch(device_, {.grid_x = static_cast<unsigned>(blocks()), .block = kGroupThreads}, arguments,
-                 execution.stream);
+    main_.launch(device_,
+                 {.grid_x = static_cast<unsigned>(blocks()),
+                  .block = kGroupThreads,
+                  .overlaps_previous = execution.beside_previous},
+                 arguments, execution.stream);
     if (!finish_) return;
     finish_->launch(device_,
                     {.grid_x = static_cast<unsigned>(ceil_div(sums_of_part(), 32)),
@@ -206,6 +209,8 @@ class GroupKernel final : public Kernel {
                      .overlaps_previous = true},
                     arguments, execution.stream);
   }
+
+  bool lets_next_start() const override { return !shape_.weight; }
 
   std::size_t workspace_bytes() const {
     return finish_ ? sizeof(float) * static_cast<std::size_t>(params_.parts * sums_of_part()) : 0;

@@ -140,12 +140,14 @@ class ReduceKernel final : public Kernel {
       pack_->launch(device_,
                     {.grid_x = static_cast<unsigned>(reduce_stages(params)),
                      .grid_y = static_cast<unsigned>(reduce_row_images(params) + reduce_column_images(params)),
-                     .block = 32 * kPackWarps},
+                     .block = 32 * kPackWarps,
+                     .overlaps_previous = execution.beside_previous},
                     arguments, execution.stream);
     }
     const auto blocks = static_cast<unsigned>(reduce_tiles(params)) * static_cast<unsigned>(params.parts);
-    const LaunchShape launch = {
-        .grid_x = blocks, .block = static_cast<unsigned>(shape_.threads()), .overlaps_previous = pack_.has_value()};
+    const LaunchShape launch = {.grid_x = blocks,
+                                .block = static_cast<unsigned>(shape_.threads()),
+                                .overlaps_previous = pack_.has_value() || execution.beside_previous};
     if (shape_.boxes()) {
       BoxReduceParams with_maps{params, tensor_map(row_boxes(shape_, params), device_),
                                 tensor_map(column_boxes(shape_, params), device_)};
@@ -230,7 +232,9 @@ class SlicedReduce final : public Kernel {
       Buffers part = buffers;
       part.output = static_cast<char*>(buffers.output) + slice * output_bytes_;
       part.weight = static_cast<char*>(buffers.weight) + slice * weight_bytes_;
-      kernel_->run(part, execution);
+      Execution turn = execution;
+      turn.beside_previous = execution.beside_previous && slice == 0;
+      kernel_->run(part, turn);
     }
   }
   void prepare() const override { kernel_->prepare(); }

@@ -304,6 +304,7 @@ extern "C" __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
       store(p, part, channel, thread, total);
     }
   }
+  ptx::wait_for_previous_kernel();  // whoever waits for this kernel waits for the one beside it, too
 }
 
 extern "C" __global__ void __launch_bounds__(kDepthwiseThreads)

@@ -234,6 +234,7 @@ extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_bloc
     tconv_direct_gradient(const __grid_constant__ DirectGradientArguments a) {
   using namespace direct_gradient;
   extern __shared__ __align__(16) unsigned char shared_memory[];
+  ptx::let_next_kernel_start();
   Sum* const inputs = reinterpret_cast<Sum*>(shared_memory);
   const Place place = place_of(a);
   const int lane = threadIdx.x % kConfig.lanes();

@@ -44,6 +44,7 @@ __device__ __forceinline__ void load_row(const Element* row, int first, int widt
 extern "C" __global__ void __launch_bounds__(kDepthwiseThreads)
     tconv_direct_gradient_depthwise(const __grid_constant__ DepthwiseGradientArguments a) {
   using namespace direct_gradient;
+  ptx::let_next_kernel_start();
   const long long thread = blockIdx.x * static_cast<long long>(kDepthwiseThreads) + threadIdx.x;
   if (thread >= a.threads) return;
   const unsigned in_plane = static_cast<unsigned>(a.strips) * static_cast<unsigned>(a.row_groups);

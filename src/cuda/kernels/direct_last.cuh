@@ -312,6 +312,7 @@ __device__ __forceinline__ void compute_thread(const LastArguments& a, int chann
 extern "C" __global__ void __launch_bounds__(kGeometry.threads, kConfig.min_blocks)
     tconv_direct_last(const __grid_constant__ LastArguments arguments) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
+  ptx::let_next_kernel_start();
   const int thread = static_cast<int>(threadIdx.x);
   const int block = static_cast<int>(blockIdx.x);
   const int start = direct_taps::divide(block, arguments.by_channel_blocks);

@@ -9,6 +9,7 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
   extern __shared__ __align__(16) unsigned char shared_memory[];
   float* const box = reinterpret_cast<float*>(shared_memory);
   float* const weights = box + kShape.box_words();  // [channels / 8][tap][lane][2]: as the lanes read them
+  ptx::let_next_kernel_start();
   const int group = blockIdx.x % p.groups;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;

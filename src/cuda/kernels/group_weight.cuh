@@ -108,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
       sums[row * kGroupChannels + lane % 4 * 2 + 1] = sum[i][half * 2 + 1];
     }
   }
+  ptx::wait_for_previous_kernel();  // whoever waits for this kernel waits for the one beside it, too
 }
 
 // A warp's lanes take neighbouring sums, its warps pieces of the parts.

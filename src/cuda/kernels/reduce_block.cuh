@@ -354,4 +354,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multipr
       store_sums(params, block, team, staged);
     }
   }
+  ptx::wait_for_previous_kernel();  // whoever waits for this kernel waits for the one beside it, too
 }

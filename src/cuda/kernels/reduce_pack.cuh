@@ -37,4 +37,5 @@ extern "C" __global__ void __launch_bounds__(32 * kPackWarps)
     pack_stage<false>(params, block, stage, raw,
                       static_cast<Cell*>(params.packed_columns) + (image * all + stage) * kShape.column_cells());
   }
+  ptx::wait_for_previous_kernel();  // whoever waits for this kernel waits for the one beside it, too
 }
