@@ -40,12 +40,14 @@ struct TeamTile {
 
   // One instruction after the other: the tensor cores wait for whatever stands between. Where the products of a chunk
   // are not too many, each stage is code of its own, with addresses and missing taps known to the compiler; a branch
-  // around each product would make the warps meet before each.
+  // around each product would make the warps meet before each. Many products of many sums take long to compile.
+  static constexpr int kProducts = kShape.all_backs() * kSteps * kRowTiles;
+  static constexpr bool kSoonCompiled = kProducts * (4 + kColumnTiles * (16 + kColumnTiles) * 2 / 11) <= 2500;
   __device__ __forceinline__ void begin_stage(unsigned input, unsigned weight, int stage) {
     const unsigned a = descriptor(weight + first_row * 16, kShape.weight_slab_pitch());
     const unsigned b = descriptor(input + first_column * 16, kShape.slab_pitch());
     constexpr int kStages = kShape.stages_per_chunk();
-    if constexpr (kShape.all_backs() * kSteps * kRowTiles <= 256) {
+    if constexpr (kProducts <= 256 && (kSoonCompiled || !kShape.all_taps)) {
 #pragma unroll
       for (int known = 0; known < kStages; ++known) {
         if (kStages > 1 && stage != known) continue;
