@@ -3398,19 +3398,20 @@ __device__ __forceinline__ void meet() {
   }
 }
 
-// Sums that are whole are the result.
+// Sums that are whole are the result. A loop, although sums are then chosen by branches: the code that writes a half of
+// a tile takes long to compile.
 template <typename StoreRow>
 __device__ __forceinline__ void store_result(const ReduceParams& params, const ReduceBlock& block, const float* staged,
                                              StoreRow&& stage) {
+#pragma unroll 1
+  for (int part = 0; part < 2 * kRowTiles; ++part) {
 #pragma unroll
-  for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      stage(tile, half);
-      meet();
-      store_staged(params, block, tile, half, staged);
-      meet();
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      if (i == part) stage(i / 2, i % 2);
     }
+    meet();
+    store_staged(params, block, part / 2, part % 2, staged);
+    meet();
   }
 }
 
@@ -3672,6 +3673,7 @@ __global__ void __launch_bounds__(kThreads, kShape.blocks_per_multiprocessor)
       store_sums(params, block, team, staged);
     }
   }
+  ptx::wait_for_previous_kernel();  // whoever waits for this kernel waits for the one beside it, too
 }
 """
 FILES["reduce_finish.cuh"] = r"""
@@ -3930,13 +3932,6 @@ struct Side {
 
   unsigned words[kBatch * kVector * kWords];  // on their way
 
-  // The pixels of a cell, a bit each, that belong to a part.
-  static constexpr unsigned bits_of(int dimension, int part) {
-    unsigned bits = 0;
-    for (int v = 0; v < kVector; ++v) bits |= kShape.part_of(v, dimension) == part ? 1u << v : 0u;
-    return bits;
-  }
-
   __device__ __forceinline__ Side(const ReduceParams& params, const ReduceBlock& block, UnitPlace* table) {
     const long long (&stride)[5] = side_strides<kOfRows>(params);
     const int first_channel = kOfRows ? block.first_row : block.first_column;
@@ -4011,7 +4006,7 @@ struct Side {
         const int position =
             at_start.begin[dimension] + place.at[dimension] + part * kShape.part_step(kOfRows, dimension);
         if (static_cast<unsigned>(position) >= static_cast<unsigned>(at_start.limit(params, dimension))) {
-          mask &= ~bits_of(dimension, part);
+          mask &= ~kShape.part_bits(dimension, part);
         }
       }
     }
@@ -4275,9 +4270,16 @@ struct ReduceShape {
   constexpr int part_step(bool of_rows, int dimension) const {
     return tile[dimension] * (of_rows || dimension == 0 ? 1 : step[dimension - 1]);
   }
-  constexpr int part_of(int v, int dimension) const {
-    for (int inner = 3; inner > dimension; --inner) v /= split[inner];
-    return v % split[dimension];
+  // Without loops, which would take the compiler long where it meets them in each of many copies.
+  constexpr int inner_parts(int dimension) const {
+    return (dimension < 1 ? split[1] : 1) * (dimension < 2 ? split[2] : 1) * (dimension < 3 ? split[3] : 1);
+  }
+  constexpr int part_of(int v, int dimension) const { return v / inner_parts(dimension) % split[dimension]; }
+  // The pixels of a cell, a bit each, that belong to a part: some neighbours, over and over again. Splits are powers of
+  // two, at most 8 together.
+  constexpr unsigned part_bits(int dimension, int part) const {
+    const int inner = inner_parts(dimension);
+    return (((1u << inner) - 1) << part * inner) * (255u / ((1u << inner * split[dimension]) - 1));
   }
 
   // Lines along samples, depth and height, and elements of a line: parts that overlap share theirs; where places lie
@@ -6975,10 +6977,14 @@ __device__ __forceinline__ void store_rows(const TileParams& params, const Block
       if (!kWhole && channel >= channels) break;
       float results[kVector];
       staged_values(staged, first + i * kTeams * kPitch, results);
+      if (kHasGaps && !has_phase) {  // nor has any other of its vector
+        const float bias = bias_of(params, rows, turn * kTurnChannels + channel);
+#pragma unroll
+        for (float& result : results) result = bias;
+      }
       if constexpr (kVector > 1) {
         store_vector(out, results);
       } else {
-        if (kHasGaps && !has_phase) results[0] = bias_of(params, rows, turn * kTurnChannels + channel);
         *out = to_storage(results[0], Element());
       }
       out += kTeams * stride;
@@ -8251,11 +8257,13 @@ constexpr bool has_all_products() {
 }
 // Unrolled, an item's place and missing products are known to the compiler, which pays where items have few products.
 // Many of them take long to compile, those of many sums longer than in proportion; after an odd number of items the
-// next chunk is code of its own.
+// next chunk is code of its own. Where items have very many, what a loop does between them costs nothing.
 constexpr int kProductCost = 4 + kShape.row_unit * (128 + kShape.row_unit) / 352;
 constexpr int kChunkCost = kShape.all_backs() * kSteps * kRowTiles * (kColumnTiles / 8) * kProductCost;
 constexpr int kGroupsCost = kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64) * (kColumnTiles / 8);
-constexpr bool kSoonCompiled = kPlanes == 1 ? kChunkCost * (1 + kItems % 2) <= 1450 : kGroupsCost <= 80;
+constexpr int kItemProducts = kLine * kItemSteps * kRowTiles * (kColumnTiles / 8);
+constexpr int kMostCost = kItemProducts > 16 ? 1000 : 1450;
+constexpr bool kSoonCompiled = kPlanes == 1 ? kChunkCost * (1 + kItems % 2) <= kMostCost : kGroupsCost <= 80;
 constexpr bool kUnrolled = !has_all_products() || (!kShape.splits() && kSoonCompiled);
 constexpr int kFewItems = 12;
 
