@@ -95,7 +95,7 @@ void on_pytorch_threads(std::int64_t count, std::int64_t grain, const ParallelBo
 
 // The plan of a problem. A layer that is called again and again finds its plan among the last few of its thread,
 // without the lock of the plan cache.
-const Plan& plan_of(const Problem& problem, const Device& device) {
+const std::shared_ptr<const Plan>& plan_of(const Problem& problem, const Device& device) {
   struct Recent {
     std::string_view forced;
     std::uint64_t generation = 0;
@@ -109,7 +109,7 @@ const Plan& plan_of(const Problem& problem, const Device& device) {
   const bool known = slot.plan != nullptr && slot.forced.data() == forced.data() && slot.generation == generation &&
                      slot.plan->device == device && slot.plan->problem == problem;
   if (!known) slot = {forced, generation, plan(problem, device, forced)};
-  return *slot.plan;
+  return slot.plan;
 }
 
 // Kernels want memory at multiples of this; PyTorch aligns memory of a CPU to 64 bytes only.
@@ -164,38 +164,44 @@ class Scratch {
 
 }  // namespace
 
-void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, Kept* kept,
-             Company company) {
+Run::Run(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, Kept* kept,
+         Company company)
+    : place_(operands.output.device()) {
   const at::Tensor& any = operands.output;
-  const c10::OptionalDeviceGuard guard(any.device());
+  const c10::OptionalDeviceGuard guard(place_);
   Call call = call_of(geometry, direction, operands);
   call.problem.beside = company == Company::other_stream;
   call.execution.beside_previous = company == Company::previous;
-  const Plan* chosen = &plan_of(call.problem, call.device);
-  if (autotuning() && !chosen->tuned && call.device.backend == Backend::cuda && forced_family().empty()) {
+  plan_ = plan_of(call.problem, call.device);
+  if (autotuning() && !plan_->tuned && call.device.backend == Backend::cuda && forced_family().empty()) {
     Scratch scratch(any);
     tune(call.problem, call.device, call.buffers, call.execution, scratch.allocate());
-    chosen = &plan_of(call.problem, call.device);
+    plan_ = plan_of(call.problem, call.device);
   }
 
-  at::Tensor own;  // freed in stream order by PyTorch's allocator
-  at::Tensor& workspace = kept != nullptr ? kept->workspace : own;
+  at::Tensor& workspace = kept != nullptr ? kept->workspace : workspace_;
   // After the plan is in hand: see plan_generation.
   if (workspace.defined() && kept->planning != planning()) workspace = at::Tensor();
   call.buffers.weights_kept = workspace.defined();
-  if (chosen->workspace_bytes > 0) {
-    if (!workspace.defined()) workspace = memory_for(any, chosen->workspace_bytes);
-    TORCH_CHECK(static_cast<std::size_t>(workspace.numel()) == chosen->workspace_bytes + kAlignment,
-                "expected a kept workspace of ", chosen->workspace_bytes + kAlignment, " bytes, but got ",
+  if (plan_->workspace_bytes > 0) {
+    if (!workspace.defined()) workspace = memory_for(any, plan_->workspace_bytes);
+    TORCH_CHECK(static_cast<std::size_t>(workspace.numel()) == plan_->workspace_bytes + kAlignment,
+                "expected a kept workspace of ", plan_->workspace_bytes + kAlignment, " bytes, but got ",
                 workspace.numel());
     call.buffers.workspace = aligned(workspace);
   }
-  run(*chosen, call.buffers, call.execution);
+  buffers_ = call.buffers;
+  execution_ = std::move(call.execution);
+}
+
+void Run::start() const {
+  const c10::OptionalDeviceGuard guard(place_);
+  run(*plan_, buffers_, execution_);
 }
 
 Outlook outlook(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
-  const Plan& chosen = plan_of(problem_of(geometry, direction, operands), device_for(operands.output));
-  return {chosen.expected_seconds, chosen.kernel->lets_next_start()};
+  const Plan& chosen = *plan_of(problem_of(geometry, direction, operands), device_for(operands.output));
+  return {chosen.expected_seconds, chosen.kernel->overlaps(), chosen.tuned};
 }
 
 Race race_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, int most_cuts) {

@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string_view>
 
 #include "geometry.h"
+#include "tconv/plan.h"
 #include "tconv/problem.h"
 #include "tconv/tune.h"
 
@@ -30,16 +32,35 @@ struct Kept {
 // on the same stream (Execution::beside_previous).
 enum class Company { none, other_stream, previous };
 
-// `kept` is a workspace as an earlier call with the same arguments left it, with the weights in it; it is made here
-// where it is undefined, or belongs to another plan.
-void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands,
-             Kept* kept = nullptr, Company company = Company::none);
+// A run on the current stream, with its plan and its memory in hand before it starts.
+class Run {
+ public:
+  // `kept` is a workspace as an earlier call with the same arguments left it, with the weights in it; it is made here
+  // where it is undefined, or belongs to another plan.
+  Run(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, Kept* kept = nullptr,
+      Company company = Company::none);
 
-// What is known of a run before it takes place: how long it is expected to take (0: no estimate), and whether another
-// may begin while it lasts.
+  void start() const;
+
+ private:
+  c10::Device place_;
+  std::shared_ptr<const Plan> plan_;
+  at::Tensor workspace_;  // freed in stream order by PyTorch's allocator
+  Buffers buffers_;
+  Execution execution_;
+};
+
+inline void execute(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands,
+                    Kept* kept = nullptr, Company company = Company::none) {
+  Run(geometry, direction, operands, kept, company).start();
+}
+
+// What is known of a run before it takes place: how long it is expected to take (0: no estimate), whether it shares the
+// GPU with a neighbour on its stream (Kernel::overlaps), and whether its plan was chosen by measurement.
 struct Outlook {
   double seconds = 0;
-  bool lets_next_start = false;
+  bool overlaps = false;
+  bool tuned = false;
 };
 Outlook outlook(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands);
 

@@ -41,15 +41,27 @@ Tensor real_forward(const IntGeometry& g, const Tensor& input, const Tensor& wei
 }
 
 // Short gradients leave a GPU half empty, one after the other: both are computed at the same time. Long ones fill it,
-// and would only take each other's caches. A second stream costs a few microseconds, which a gradient that lets the
-// next one start does without.
-Company together(const IntGeometry& g, const Operands& for_input, const Operands& for_weight) {
+// and would only take each other's caches. A second stream costs a few microseconds, which gradients that overlap do
+// without.
+void execute_both(const IntGeometry& g, const Operands& for_input, const Operands& for_weight) {
   constexpr double kShort = 150e-6;
-  if (!for_input.output.is_cuda() || autotuning()) return Company::none;
-  const Outlook input = outlook(g, Direction::grad_input, for_input);
-  if (input.lets_next_start) return Company::previous;
-  const bool both_short = input.seconds < kShort && outlook(g, Direction::grad_weight, for_weight).seconds < kShort;
-  return both_short ? Company::other_stream : Company::none;
+  const bool may_overlap = for_input.output.is_cuda() && !autotuning();
+  const Outlook input = may_overlap ? outlook(g, Direction::grad_input, for_input) : Outlook{};
+  const Outlook weight = may_overlap ? outlook(g, Direction::grad_weight, for_weight) : Outlook{};
+  if (input.overlaps && weight.overlaps) {
+    const Run second(g, Direction::grad_weight, for_weight, nullptr, Company::previous);
+    execute(g, Direction::grad_input, for_input);
+    second.start();
+  } else if (may_overlap && input.seconds < kShort && weight.seconds < kShort) {
+    Beside beside(for_input.output.device());
+    execute(g, Direction::grad_weight, for_weight);
+    beside.leave();
+    // What was chosen by measurement stays as it is.
+    execute(g, Direction::grad_input, for_input, nullptr, input.tuned ? Company::none : Company::other_stream);
+  } else {
+    execute(g, Direction::grad_input, for_input);
+    execute(g, Direction::grad_weight, for_weight);
+  }
 }
 
 Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const Tensor& input, const Tensor& weight,
@@ -60,17 +72,13 @@ Gradients real_backward(const IntGeometry& g, const Tensor& grad_output, const T
   if (mask[1]) grad_weight = empty_like_type(weight, weight.sizes(), format);
   const Operands for_input{grad_input, weight, {}, grad_output};
   const Operands for_weight{input, grad_weight, {}, grad_output};
-  const bool both = mask[0] && mask[1] && input.numel() > 0;
-  const Company company = both ? together(g, for_input, for_weight) : Company::none;
-  std::optional<Beside> beside;
-  if (company == Company::other_stream) {
-    beside.emplace(grad_output.device());
+  if (mask[0] && mask[1] && input.numel() > 0) {
+    execute_both(g, for_input, for_weight);
+  } else if (mask[0] && input.numel() > 0) {
+    execute(g, Direction::grad_input, for_input);
+  } else if (mask[1] && input.numel() > 0) {
     execute(g, Direction::grad_weight, for_weight);
-    beside->leave();
   }
-  if (mask[0] && input.numel() > 0)
-    execute(g, Direction::grad_input, for_input, nullptr, beside ? company : Company::none);
-  if (mask[1] && input.numel() > 0 && !beside) execute(g, Direction::grad_weight, for_weight, nullptr, company);
   if (mask[1] && input.numel() == 0) grad_weight.zero_();
   if (mask[2]) {
     grad_bias = at::empty({g.out_channels}, grad_output.options());

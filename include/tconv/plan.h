@@ -43,8 +43,8 @@ using ParallelFor = std::function<void(std::int64_t count, std::int64_t grain, c
 struct Execution {
   ParallelFor parallel_for;
   void* stream = nullptr;
-  // The run before on the stream was one that lets the next start (Kernel), and reads and writes nothing that this one
-  // writes: both may take place at the same time.
+  // The run before on the stream reads and writes nothing that this one writes, nothing was launched since, and both
+  // kernels overlap (Kernel): they may take place at the same time.
   bool beside_previous = false;
 };
 
@@ -59,9 +59,9 @@ class Kernel {
   virtual void run(const Buffers& buffers, const Execution& execution) const = 0;
   // Does ahead what the first run would otherwise do (compile, load).
   virtual void prepare() const {}
-  // Whether a run on a stream tells the GPU, while it lasts, that the next one may start (see Execution). It has no
-  // workspace, which could be the next one's.
-  virtual bool lets_next_start() const { return false; }
+  // Whether a run shares the GPU with a neighbour on its stream (see Execution): grad_input with the next one, which it
+  // lets start while it lasts (it has no workspace, which could become the other's), grad_weight with the one before.
+  virtual bool overlaps() const { return false; }
   // Tile, grid, stages: whatever a person wants to see in `explain`.
   virtual std::string describe() const { return {}; }
 };

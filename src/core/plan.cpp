@@ -185,7 +185,9 @@ std::shared_ptr<const Plan> plan(const Problem& problem, const Device& device, s
   const DeviceProperties properties =
       device.backend == Backend::cpu ? cpu::properties() : cuda::properties(device.index);
   std::optional<Plan> tuned;
-  if (key.force.empty() && device.backend == Backend::cuda && env().autotune != Autotune::ignore) {
+  // Plans are measured alone, and a name that won means another kernel beside a gradient.
+  const bool may_be_tuned = key.force.empty() && device.backend == Backend::cuda && !problem.beside;
+  if (may_be_tuned && env().autotune != Autotune::ignore) {
     tuned = cuda::tuned_plan(problem, properties);
   }
   auto made = std::make_shared<const Plan>(

@@ -241,6 +241,7 @@ std::string to_string(const Problem& problem) {
   if (!all_equal(axes, &Axis::dilation, 1)) text += " d" + join(axes, rank, &Axis::dilation);
   if (problem.groups != 1) text += " g" + std::to_string(problem.groups);
   if (problem.bias) text += " bias";
+  if (problem.beside) text += " beside grad_weight";
   return text;
 }
 

@@ -184,6 +184,8 @@ class DepthwiseWeightKernel final : public Kernel {
                    execution.stream);
   }
 
+  bool overlaps() const override { return main_.overlaps(); }
+
   std::string describe() const override {
     return std::string("a sum per tap and thread, threads along the ") +
            (across_.lanes > 0 ? "channels (" + std::to_string(across_.channels) + " of " +

@@ -34,7 +34,7 @@ class DirectGradientKernel final : public Kernel {
     jit_.launch(device_, shape, pointers, execution.stream);
   }
 
-  bool lets_next_start() const override { return true; }
+  bool overlaps() const override { return jit_.overlaps(); }
 
   std::string describe() const override {
     const DirectGradientConfig& c = plan_.config;

@@ -124,7 +124,7 @@ class DepthwiseGradientKernel final : public Kernel {
     (aligned ? jit_ : *unaligned_).launch(device_, shape, pointers, execution.stream);
   }
 
-  bool lets_next_start() const override { return true; }
+  bool overlaps() const override { return jit_.overlaps(); }
 
   std::string describe() const override {
     return "depthwise; a thread: " + std::to_string(config_.rows) + " rows of " + std::to_string(config_.strip) +

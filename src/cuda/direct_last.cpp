@@ -44,7 +44,7 @@ class LastKernel final : public Kernel {
     (aligned ? jit_ : *unaligned_).launch(device_, shape, pointers, execution.stream);
   }
 
-  bool lets_next_start() const override { return true; }
+  bool overlaps() const override { return jit_.overlaps(); }
 
   std::string describe() const override { return cuda::describe(plan_); }
 

@@ -210,7 +210,7 @@ class GroupKernel final : public Kernel {
                     arguments, execution.stream);
   }
 
-  bool lets_next_start() const override { return !shape_.weight; }
+  bool overlaps() const override { return main_.overlaps(); }
 
   std::size_t workspace_bytes() const {
     return finish_ ? sizeof(float) * static_cast<std::size_t>(params_.parts * sums_of_part()) : 0;

@@ -65,7 +65,7 @@ void JitKernel::launch(int device, const LaunchShape& shape, void** arguments, v
   const auto shared_bytes = static_cast<unsigned>(state_->dynamic_shared_bytes);
   DriverResult result = 0;
 
-  if (shape.overlaps_previous && kernel->driver->launch_kernel_ex != nullptr && state_->arch >= 90) {
+  if (shape.overlaps_previous && kernel->driver->launch_kernel_ex != nullptr && overlaps()) {
     LaunchAttribute overlaps{.id = kOverlapsPrevious, .value = 1};
     const LaunchConfig config{.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
                               .block = {shape.block, 1, 1},
@@ -80,6 +80,8 @@ void JitKernel::launch(int device, const LaunchShape& shape, void** arguments, v
   }
   if (result != 0) check(result, "launch " + state_->source.entry + " on GPU " + std::to_string(device));
 }
+
+bool JitKernel::overlaps() const { return state_->arch >= 90; }
 
 bool JitKernelWatch::watches() { return t_watch != nullptr; }
 JitKernelWatch::JitKernelWatch() : outer_(std::exchange(t_watch, this)) {}

@@ -39,6 +39,7 @@ class JitKernel {
   const KernelSource& source() const;
   std::size_t dynamic_shared_bytes() const;
   int arch() const;
+  bool overlaps() const;  // whether LaunchShape::overlaps_previous has a meaning for it
 
  private:
   struct State;

@@ -164,6 +164,8 @@ class ReduceKernel final : public Kernel {
     }
   }
 
+  bool overlaps() const override { return kernel_.overlaps(); }
+
   void prepare() const override {
     if (pack_) pack_->prepare(device_);
     kernel_.prepare(device_);
@@ -237,6 +239,7 @@ class SlicedReduce final : public Kernel {
       kernel_->run(part, turn);
     }
   }
+  bool overlaps() const override { return kernel_->overlaps(); }
   void prepare() const override { kernel_->prepare(); }
   std::string describe() const override {
     return kernel_->describe() + ", " + std::to_string(slices_) + " slices of the output channels";

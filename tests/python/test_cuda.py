@@ -426,6 +426,33 @@ def test_gradients_are_the_same_in_every_run(precision):
                 assert torch.equal(a, b)
 
 
+BESIDE = {
+    "a cut that leaves room": Case((4, 4), (4, 4), (2, 2), (1, 1), batch=64, in_per_group=512, out_per_group=256),
+    "one behind the other": Case((64, 64), (4, 4), (2, 2), (1, 1), batch=8, groups=64),
+    "small groups": Case((31, 31), (3, 3), (2, 2), (1, 1), batch=4, groups=8, in_per_group=8, out_per_group=8),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_at_the_same_time(case, dtype):
+    """The bits of each alone; whoever comes next on the stream sees all of both, and so does a CUDA Graph."""
+    x, w, _ = (t if t is None else t.to("cuda", dtype) for t in case.tensors(torch.float32))
+    dy = torch.randn(case.batch, case.groups * case.out_per_group, *case.output, device="cuda").to(dtype)
+    alone = [backward(case, dy, x, w, [i == index for i in range(3)])[index] for index in range(2)]
+    for _ in range(10):
+        together = [gradient.clone() for gradient in backward(case, dy, x, w, (True, True, False))[:2]]
+        assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [gradient.clone() for gradient in backward(case, dy, x, w, (True, True, False))[:2]]
+    for _ in range(3):
+        for gradient in captured:
+            gradient.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(alone, captured, strict=True))
+
+
 def test_double_backward():
     x = torch.randn(2, 4, 5, 6, device="cuda", dtype=torch.float64, requires_grad=True)
     w = torch.randn(4, 3, 3, 4, device="cuda", dtype=torch.float64, requires_grad=True)
