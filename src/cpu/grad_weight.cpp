@@ -21,14 +21,15 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one block of results
+constexpr std::int64_t kMostSums = std::int64_t{1} << 17;  // elements of one block of results
 // Elements of a packed operand. Where no tap reads the cells around, there is no reason to leave the L2 cache.
 constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;
 constexpr std::int64_t kMostPackedAlone = std::int64_t{1} << 15;
-constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
 constexpr std::int64_t kDepth =
     112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
+constexpr std::int64_t kFewestTasks = 4;           // for which blocks of output channels are cut
+constexpr std::int64_t kFewestOutputs = 64;        // of a block that is cut for it
 constexpr std::int64_t kRows = 16;                 // output channels are cut at multiples of this
 constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
 constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
@@ -65,10 +66,17 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   };
   blocking.inputs = std::clamp<std::int64_t>(kMostSums / (taps * kRows) / 16 * 16, fewest_inputs, 256);
   blocking.inputs = even(inputs, blocking.inputs, fewest_inputs);
-  blocking.outputs = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
-  blocking.outputs = even(outputs, blocking.outputs / kRows * kRows, kRows);
   blocking.input_blocks = ceil_div(inputs, blocking.inputs);
-  blocking.output_blocks = ceil_div(outputs, blocking.outputs);
+  // Smaller blocks where there is no room for as many partial sums as tasks.
+  std::int64_t most = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
+  for (std::int64_t tasks = 0; tasks < kFewestTasks; most /= 2) {
+    blocking.outputs = even(outputs, std::max(most / kRows, std::int64_t{1}) * kRows, kRows);
+    blocking.output_blocks = ceil_div(outputs, blocking.outputs);
+    const std::int64_t sums = blocking.blocks() * taps * blocking.inputs * blocking.outputs;
+    tasks = most < 2 * kFewestOutputs
+                ? kFewestTasks
+                : blocking.blocks() * std::max<std::int64_t>(room_for_partials(problem) / sums, 1);
+  }
   const std::int64_t widest =
       std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
   const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });
@@ -83,7 +91,7 @@ class GradWeight final : public Kernel {
       : problem_(problem),
         blocking_(blocking),
         tiling_(std::move(tiling)),
-        blocks_(problem, blocking, tiling_, kTasksWanted, kMostPartials) {}
+        blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)) {}
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     const auto* input = static_cast<const E*>(buffers.input);

@@ -22,8 +22,7 @@ constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one bl
 constexpr std::int64_t kFewestChannels = 64;               // that pay for combining two taps
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kTilesWanted = 16;
-constexpr std::int64_t kDepth = 128;           // cells between two visits to the sums
-constexpr std::int64_t kRoomForPartials = 12;  // one part in this of input and output
+constexpr std::int64_t kDepth = 128;  // cells between two visits to the sums
 
 struct Memory {
   Scratch<T> packed;
@@ -76,11 +75,6 @@ class WinogradWeight final : public Kernel {
   }
 
  private:
-  static std::int64_t room_for_partials(const Problem& problem) {
-    const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-    return tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / sizeof(T) / kRoomForPartials;
-  }
-
   // Adds the tiles of one split to the block.
   void sum_cells(const E* input, const E* grad, const ChannelBlock& channels, std::int64_t split, T* block) const {
     thread_local Memory memory;
