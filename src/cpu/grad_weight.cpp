@@ -221,15 +221,29 @@ class GradWeight final : public Kernel {
       offsets[m] = m / taps * grad_size + tap.source * tiling_.plane_size() + tiling_.lead() + tap.offset;
     }
 
+    // The positions of the line that are multiplied: what lies between rows is left out where it is much.
+    Runs runs = target_runs(tiling_, tile, phase, input.strides);
+    std::vector<std::int64_t> positions;
+    std::int64_t length = tile.length;
+    const std::int64_t cells = runs.count() * static_cast<std::int64_t>(runs.all().size());
+    if (runs.along_row() && kMostFilled * static_cast<double>(cells) < static_cast<double>(length)) {
+      runs = runs.closed_up(positions);
+      length = cells;
+    }
+    const std::int64_t row_length = positions.empty() ? length : std::max<std::int64_t>(runs.count(), 1);
+
     const auto size = math.tile_for(row_count, input.channels);
     const std::int64_t panel = size.vectors * math.lanes;
-    T* const packed_input = memory.input.get(round_up(input.channels, kMostLanes) * tile.length);
-    const Runs runs = target_runs(tiling_, tile, phase, input.strides);
+    T* const packed_input = memory.input.get(round_up(input.channels, kMostLanes) * length);
     for (std::int64_t n = 0; n < input.channels; n += panel) {
       const std::int64_t width = panel_width(math, panel, input.channels, n);
-      std::fill_n(packed_input + n * tile.length, width * tile.length, T{0});
+      if (width > input.channels - n) {
+        std::fill_n(packed_input + n * length, width * length, T{0});
+      } else if (positions.empty()) {
+        clear_around(runs, 0, length, width, packed_input + n * length);
+      }
       load_runs(View<const E>{input.data + n * input.strides[1], input.strides, std::min(panel, input.channels - n)},
-                runs, PackedSteps{1, width}, packed_input + n * tile.length);
+                runs, PackedSteps{1, width}, packed_input + n * length);
     }
 
     const RowPanels row_panels(math, size.rows);
@@ -239,13 +253,19 @@ class GradWeight final : public Kernel {
     job.c = sums;
     job.c_step = blocking_.inputs;
     job.accumulate = true;
-    for (std::int64_t k = 0; k < tile.length; k += kDepth) {
-      job.depth = std::min(kDepth, tile.length - k);
-      for (std::int64_t m = 0; m < row_count; m += row_panels.rows) {
-        element_ops<T, T>().load_lines(packed_grad + k, offsets + m, rows + row_panels.place(m, job.depth),
-                                       row_panels.step, std::min(row_panels.rows, row_count - m), job.depth);
+    for (std::int64_t k = 0; k < length; k += kDepth) {
+      job.depth = std::min(kDepth, length - k);
+      for (std::int64_t first = k; first < k + job.depth;) {
+        const std::int64_t position = positions.empty() ? first : positions[first];
+        const std::int64_t count = std::min(row_length - first % row_length, k + job.depth - first);
+        for (std::int64_t m = 0; m < row_count; m += row_panels.rows) {
+          element_ops<T, T>().load_lines(packed_grad + position, offsets + m,
+                                         rows + row_panels.place(m, job.depth) + (first - k) * row_panels.step,
+                                         row_panels.step, std::min(row_panels.rows, row_count - m), count);
+        }
+        first += count;
       }
-      multiply_panels(math, size, row_count, input.channels, {packed_input, tile.length, k}, job);
+      multiply_panels(math, size, row_count, input.channels, {packed_input, length, k}, job);
     }
   }
 
