@@ -6,8 +6,10 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kFewestChannels = 16;  // of source and target: the vectors of the combinations are full
-constexpr std::int64_t kFewestCells = 64;     // of an image: weights are combined for all of them
-constexpr std::int64_t kFewestDepth = 64;     // products of a sum
+// Cells of an image: weights are combined for all of them, along one axis and along two.
+constexpr std::int64_t kFewestCells = 32;
+constexpr std::int64_t kFewestOfTwo = 64;
+constexpr std::int64_t kFewestDepth = 64;                    // products of a sum
 constexpr std::int64_t kFewWeights = std::int64_t{1} << 18;  // combined ones that may always be held, in elements
 constexpr std::int64_t kRoomForWeights = 12;                 // otherwise: one part in this of input and output
 constexpr std::int64_t kMostTargets = 128;                   // target channels of a block
@@ -129,7 +131,8 @@ FastAxes find_fast_axes(const AxisMaps& maps, std::int64_t sources, std::int64_t
   if (cells < kFewestCells || depth < kFewestDepth) return {};
   std::optional<FastAxis> first = best_axis(maps, kSpatialAxes, 0, kSchemes.size());
   if (!first) return {};
-  std::optional<FastAxis> second = best_axis(maps, first->axis, kFirstAtFour, kSchemes.size());
+  std::optional<FastAxis> second;
+  if (cells >= kFewestOfTwo) second = best_axis(maps, first->axis, kFirstAtFour, kSchemes.size());
   FastAxes fast = {std::move(*first)};
   if (second) fast.push_back(std::move(*second));
   return fast;
