@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/column_map.h"
+#include "cpu/families.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
@@ -21,8 +22,10 @@ constexpr std::int64_t kMostImageCells = 8;  // of one sample; more have enough 
 // The same where weights do not stay in any cache: packed ones go to memory and back.
 constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;  // elements
 constexpr std::int64_t kMostCellsOfMany = 64;
-constexpr std::int64_t kLongKernel = 64;    // taps along a row
-constexpr std::int64_t kShortestRow = 3;    // taps; D is put together from pieces of this size
+constexpr std::int64_t kCellsOfColumns =
+    128;                                  // grad_weight: more are better multiplied less often, where that is possible
+constexpr std::int64_t kLongKernel = 64;  // taps along a row
+constexpr std::int64_t kShortestRow = 3;  // taps; D is put together from pieces of this size
 constexpr std::int64_t kFewestInputs = 32;  // channels of a group
 constexpr std::int64_t kManyInputs = 512;
 constexpr std::int64_t kFewestColumns = 256;
@@ -405,7 +408,7 @@ bool rows_are_dense(const Problem& problem) {
 
 }  // namespace
 
-Proposal propose_columns(const Problem& layer, const DeviceProperties& /*device*/) {
+Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
   const Problem problem = in_one_row(layer);
   if (problem.direction == Direction::grad_bias) return Proposal::decline("has no weights to read");
   if (!rows_are_dense(problem)) return Proposal::decline("needs the taps of an input channel in one piece");
@@ -435,6 +438,9 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& /*device*
                              " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
                              std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +
                              " taps");
+  }
+  if (weights && few && map.cells() > kCellsOfColumns && propose_winograd(layer, device).kernel != nullptr) {
+    return Proposal::decline("fewer products do for so many cells");
   }
   if (used_share(problem) < 0.5) return Proposal::decline("most taps fall outside of the output");
   return with_types(problem.dtype, [&]<typename E, typename T> {

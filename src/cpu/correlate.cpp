@@ -26,6 +26,7 @@ constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 c
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
 constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
+constexpr std::int64_t kRowCost = 3;          // of a row that is multiplied by itself, in cells
 
 template <typename T>
 struct Memory {
@@ -79,6 +80,8 @@ class Correlate final : public Kernel {
     double transposing = depth >= kLongSum ? 1 : 1.5;
     if (roles_.target_strides[1] == 1) transposing = 1 / transposing;  // then the other way around
     cells_are_columns_ = !channels_inside_ && !gathers && split * waste(length) <= transposing * waste(targets);
+    const TileShape& shape = tiling_.shape();
+    row_by_row_ = shape.images * shape.block[0] * shape.block[1] * (shape.block[2] + kRowCost) < length;
     const WeightOrder by_targets = channels_inside_ ? WeightOrder::channels_inside : WeightOrder::along_targets;
     packed_ = {problem, roles_, tiling_, cells_are_columns_ ? WeightOrder::along_cells : by_targets};
     // Tensors whose channels lie side by side are read and written where they are.
@@ -305,8 +308,7 @@ class Correlate final : public Kernel {
       if (cells_are_columns_) {
         multiply_along_cells(math, block, channels, weights, cells, offsets, tile.length, results, c > 0);
       } else {
-        multiply_along_targets(math, block, channels, weights, cells, offsets, tile.length, results, c > 0,
-                               memory.rows);
+        multiply_along_targets(math, block, channels, weights, cells, offsets, tile, results, c > 0, memory.rows);
       }
     }
     store(tensors, tile, block, results);
@@ -360,15 +362,40 @@ class Correlate final : public Kernel {
     }
   }
 
+  // Cells of the line that are multiplied together, no more than `most`.
+  struct Piece {
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+  };
+  std::vector<Piece> pieces_of(const Tile& tile, std::int64_t most) const {
+    std::vector<Piece> pieces;
+    const auto cut = [&](std::int64_t begin, std::int64_t end) {
+      for (; begin < end; begin += most) pieces.push_back({begin, std::min(most, end - begin)});
+    };
+    if (!row_by_row_) {
+      cut(0, tile.length);
+      return pieces;
+    }
+    for (std::int64_t image = 0; image < tile.images; ++image) {
+      for (std::int64_t d = 0; d < tile.count[0]; ++d) {
+        for (std::int64_t h = 0; h < tile.count[1]; ++h) {
+          const std::int64_t row = tiling_.place_on_line({image, {d, h, 0}, 2, 1, {}});
+          cut(row, row + tile.count[2]);
+        }
+      }
+    }
+    return pieces;
+  }
+
   void multiply_along_targets(const MathOps<T>& math, const TargetBlock& block, std::int64_t channels, const T* weights,
-                              const Cells& cells, const std::int64_t* offsets, std::int64_t length,
+                              const Cells& cells, const std::int64_t* offsets, const Tile& tile,
                               const Results<T>& results, bool accumulate, Scratch<T>& memory) const {
+    const std::int64_t length = row_by_row_ ? tile.count[2] : tile.length;
     const auto size = math.tile_for(tiling_.longest(), block.targets);
     const RowPanels row_panels(math, size.rows);
     const std::int64_t most = even_parts(ceil_div(length, row_panels.rows), kCells / row_panels.rows) * row_panels.rows;
     T* const rows = memory.get(row_panels.size(most, std::max(kDepth, tiling_.most_taps())));
-    for (std::int64_t first = 0; first < length; first += most) {
-      const std::int64_t count = std::min(most, length - first);
+    for (const auto& [first, count] : pieces_of(tile, most)) {
       const T* const cell = cells.first + first;
       for (std::size_t phase = 0; phase < tiling_.phases().size(); ++phase) {
         const auto taps = static_cast<std::int64_t>(tiling_.phases()[phase].taps.size());
@@ -480,6 +507,7 @@ class Correlate final : public Kernel {
   bool stores_in_place_ = false;
   bool channels_inside_ = false;   // the packed source has its channels innermost
   bool cells_are_columns_ = true;  // of the register tiles; otherwise target channels are
+  bool row_by_row_ = false;        // where they are: what lies between rows of cells is left out
   std::int64_t cell_step_ = 1;
   std::vector<Stage> stages_;
   Reach reach_;  // of the only tile

@@ -21,14 +21,15 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one block of results
+constexpr std::int64_t kMostSums = std::int64_t{1} << 17;  // elements of one block of results
 // Elements of a packed operand. Where no tap reads the cells around, there is no reason to leave the L2 cache.
 constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;
 constexpr std::int64_t kMostPackedAlone = std::int64_t{1} << 15;
-constexpr std::int64_t kMostPartials = std::int64_t{1} << 22;  // elements of all blocks, when the cells are split
 constexpr std::int64_t kDepth =
     112;  // cells between two visits to the results: a panel of inputs stays in the L1 cache
 constexpr std::int64_t kTasksWanted = 8;
+constexpr std::int64_t kFewestTasks = 4;           // for which blocks of output channels are cut
+constexpr std::int64_t kFewestOutputs = 64;        // of a block that is cut for it
 constexpr std::int64_t kRows = 16;                 // output channels are cut at multiples of this
 constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
 constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
@@ -65,10 +66,17 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   };
   blocking.inputs = std::clamp<std::int64_t>(kMostSums / (taps * kRows) / 16 * 16, fewest_inputs, 256);
   blocking.inputs = even(inputs, blocking.inputs, fewest_inputs);
-  blocking.outputs = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
-  blocking.outputs = even(outputs, blocking.outputs / kRows * kRows, kRows);
   blocking.input_blocks = ceil_div(inputs, blocking.inputs);
-  blocking.output_blocks = ceil_div(outputs, blocking.outputs);
+  // Smaller blocks where there is no room for as many partial sums as tasks.
+  std::int64_t most = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
+  for (std::int64_t tasks = 0; tasks < kFewestTasks; most /= 2) {
+    blocking.outputs = even(outputs, std::max(most / kRows, std::int64_t{1}) * kRows, kRows);
+    blocking.output_blocks = ceil_div(outputs, blocking.outputs);
+    const std::int64_t sums = blocking.blocks() * taps * blocking.inputs * blocking.outputs;
+    tasks = most < 2 * kFewestOutputs
+                ? kFewestTasks
+                : blocking.blocks() * std::max<std::int64_t>(room_for_partials(problem) / sums, 1);
+  }
   const std::int64_t widest =
       std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
   const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });
@@ -83,7 +91,7 @@ class GradWeight final : public Kernel {
       : problem_(problem),
         blocking_(blocking),
         tiling_(std::move(tiling)),
-        blocks_(problem, blocking, tiling_, kTasksWanted, kMostPartials) {}
+        blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)) {}
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     const auto* input = static_cast<const E*>(buffers.input);
@@ -213,15 +221,29 @@ class GradWeight final : public Kernel {
       offsets[m] = m / taps * grad_size + tap.source * tiling_.plane_size() + tiling_.lead() + tap.offset;
     }
 
+    // The positions of the line that are multiplied: what lies between rows is left out where it is much.
+    Runs runs = target_runs(tiling_, tile, phase, input.strides);
+    std::vector<std::int64_t> positions;
+    std::int64_t length = tile.length;
+    const std::int64_t cells = runs.count() * static_cast<std::int64_t>(runs.all().size());
+    if (runs.along_row() && kMostFilled * static_cast<double>(cells) < static_cast<double>(length)) {
+      runs = runs.closed_up(positions);
+      length = cells;
+    }
+    const std::int64_t row_length = positions.empty() ? length : std::max<std::int64_t>(runs.count(), 1);
+
     const auto size = math.tile_for(row_count, input.channels);
     const std::int64_t panel = size.vectors * math.lanes;
-    T* const packed_input = memory.input.get(round_up(input.channels, kMostLanes) * tile.length);
-    const Runs runs = target_runs(tiling_, tile, phase, input.strides);
+    T* const packed_input = memory.input.get(round_up(input.channels, kMostLanes) * length);
     for (std::int64_t n = 0; n < input.channels; n += panel) {
       const std::int64_t width = panel_width(math, panel, input.channels, n);
-      std::fill_n(packed_input + n * tile.length, width * tile.length, T{0});
+      if (width > input.channels - n) {
+        std::fill_n(packed_input + n * length, width * length, T{0});
+      } else if (positions.empty()) {
+        clear_around(runs, 0, length, width, packed_input + n * length);
+      }
       load_runs(View<const E>{input.data + n * input.strides[1], input.strides, std::min(panel, input.channels - n)},
-                runs, PackedSteps{1, width}, packed_input + n * tile.length);
+                runs, PackedSteps{1, width}, packed_input + n * length);
     }
 
     const RowPanels row_panels(math, size.rows);
@@ -231,13 +253,19 @@ class GradWeight final : public Kernel {
     job.c = sums;
     job.c_step = blocking_.inputs;
     job.accumulate = true;
-    for (std::int64_t k = 0; k < tile.length; k += kDepth) {
-      job.depth = std::min(kDepth, tile.length - k);
-      for (std::int64_t m = 0; m < row_count; m += row_panels.rows) {
-        element_ops<T, T>().load_lines(packed_grad + k, offsets + m, rows + row_panels.place(m, job.depth),
-                                       row_panels.step, std::min(row_panels.rows, row_count - m), job.depth);
+    for (std::int64_t k = 0; k < length; k += kDepth) {
+      job.depth = std::min(kDepth, length - k);
+      for (std::int64_t first = k; first < k + job.depth;) {
+        const std::int64_t position = positions.empty() ? first : positions[first];
+        const std::int64_t count = std::min(row_length - first % row_length, k + job.depth - first);
+        for (std::int64_t m = 0; m < row_count; m += row_panels.rows) {
+          element_ops<T, T>().load_lines(packed_grad + position, offsets + m,
+                                         rows + row_panels.place(m, job.depth) + (first - k) * row_panels.step,
+                                         row_panels.step, std::min(row_panels.rows, row_count - m), count);
+        }
+        first += count;
       }
-      multiply_panels(math, size, row_count, input.channels, {packed_input, tile.length, k}, job);
+      multiply_panels(math, size, row_count, input.channels, {packed_input, length, k}, job);
     }
   }
 

@@ -178,9 +178,14 @@ void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& s
     return;
   }
   if (steps.channel == 1 && runs.tensor_step() == 1 && runs.line_step() == 1) {
-    for (const Runs::Run& run : runs.all()) {
-      ops.load_channels(view.data + run.tensor, view.strides[1], line + run.line * steps.cell, steps.cell,
-                        view.channels, runs.count());
+    // A few channels of all runs at a time: as many streams as the hardware follows.
+    constexpr std::int64_t kChannels = 16;
+    for (std::int64_t first = 0; first < view.channels; first += kChannels) {
+      for (const Runs::Run& run : runs.all()) {
+        ops.load_channels(view.data + first * view.strides[1] + run.tensor, view.strides[1],
+                          line + run.line * steps.cell + first, steps.cell, std::min(kChannels, view.channels - first),
+                          runs.count());
+      }
     }
     return;
   }

@@ -56,6 +56,13 @@ inline bool is_dense(const Sizes& sizes, const Strides& strides) {
   return last + 1 == element_count(sizes);
 }
 
+// Elements of partial sums that a call may hold: one part in 16 of input and output.
+inline std::int64_t room_for_partials(const Problem& problem) {
+  const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+  const std::int64_t element = problem.dtype == DType::f64 ? 8 : 4;
+  return tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / element / 16;
+}
+
 // A block: [phase][output channel][tap][input channel]
 template <typename E, typename T>
 class WeightBlocks {

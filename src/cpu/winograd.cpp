@@ -25,12 +25,19 @@ namespace {
 
 using T = float;
 
-constexpr std::int64_t kMostTogether = 128;   // source channels summed before the next tap's
+// Source channels summed before the next tap's, from one source lattice or from several.
+constexpr std::int64_t kMostTogether = 128;
+constexpr std::int64_t kMostOfSeveral = 64;
 constexpr std::int64_t kMostDepth = 640;      // multiply-adds between two visits to the products
 constexpr std::int64_t kTasksWanted = 8;      // for each thread
 constexpr std::int64_t kTilesOfStage = 2;     // the same where the weights of one block are held at a time
 constexpr std::int64_t kTileAlone = 1024;     // cells of a tile that combines its own weights
 constexpr std::int64_t kPackedTogether = 16;  // channels of weights that are packed before they are combined
+// Where each tile combines its own weights: target channels of a block, and combining the source, for each block, in
+// products of a target channel. Another block size must be worth so much.
+constexpr std::int64_t kTargetsAlone = 64;
+constexpr double kCombineCost = 24;
+constexpr double kWorthChanging = 0.95;
 
 struct Memory {
   Scratch<T> source;
@@ -488,24 +495,46 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   FastWeights fast = choose_fast_weights(plain, problem, roles, in_place);
   if (fast.axes.empty()) return Proposal::decline("no axis saves enough multiplications");
   const AxisMaps maps = with_room_for(fast.axes, plain);
-  const std::int64_t chunk =
-      std::min(round_up(even_parts(roles.source_channels, kMostTogether), kMostLanes), roles.source_channels);
   const auto all = [&maps](auto AxisMap::* lattices) {
     std::size_t count = 1;
     for (const AxisMap& map : maps) count *= (map.*lattices).size();
     return static_cast<std::int64_t>(count);
   };
+  const std::int64_t together = all(&AxisMap::sources) > 1 ? kMostOfSeveral : kMostTogether;
+  const std::int64_t chunk =
+      std::min(round_up(even_parts(roles.source_channels, together), kMostLanes), roles.source_channels);
   const bool one_by_one = phases_one_by_one(roles, chunk, in_place);
   if (one_by_one) fast.axes = phase_by_phase(std::move(fast.axes));
   const std::int64_t kept =
       chunk < roles.source_channels && !one_by_one ? all(&AxisMap::targets) : 1;  // phases at a time
-  TileWish wish;
-  wish.width = all(&AxisMap::sources) * chunk + kept * fast.targets;
-  const std::int64_t blocks = roles.groups * ceil_div(roles.target_channels, fast.targets);
   const std::int64_t threads = std::max(device.threads, 1);
-  wish.tiles = fast.at_once ? ceil_div(kTasksWanted * threads, blocks) : kTilesOfStage * threads;
-  wish.fewest = fast.held ? 1 : kTileAlone;
-  const std::int64_t cells = choose_cells(fast.axes, maps, problem.batch, wish, caches());
+  const auto cells_with = [&](std::int64_t targets) {
+    const std::int64_t blocks = roles.groups * ceil_div(roles.target_channels, targets);
+    TileWish wish;
+    wish.width = all(&AxisMap::sources) * chunk + kept * targets;
+    wish.tiles = fast.at_once ? ceil_div(kTasksWanted * threads, blocks) : kTilesOfStage * threads;
+    wish.fewest = fast.held ? 1 : kTileAlone;
+    return choose_cells(fast.axes, maps, problem.batch, wish, caches());
+  };
+  if (!fast.held) {
+    // More targets a block share a combined source, fewer keep the threads busy.
+    const auto cost_of = [&](std::int64_t targets) {
+      const std::int64_t tiles = TileShape(maps, problem.batch, cells_with(targets)).tiles;
+      const std::int64_t tasks = tiles * roles.groups * ceil_div(roles.target_channels, targets);
+      const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
+      const std::int64_t uses = one_by_one ? 1 : all(&AxisMap::targets);  // of a combined source
+      return idle * (1 + kCombineCost / static_cast<double>(targets * uses));
+    };
+    fast.targets = targets_of_block(roles, kTargetsAlone);
+    double least = kWorthChanging * cost_of(fast.targets);
+    for (const std::int64_t most : {2 * kTargetsAlone, kTargetsAlone / 2}) {
+      const std::int64_t targets = targets_of_block(roles, most);
+      if (cost_of(targets) >= least) continue;
+      least = cost_of(targets);
+      fast.targets = targets;
+    }
+  }
+  const std::int64_t cells = cells_with(fast.targets);
   Tiling tiling(maps, problem.batch, cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +

@@ -6,23 +6,20 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kFewestChannels = 16;  // of source and target: the vectors of the combinations are full
-constexpr std::int64_t kFewestCells = 128;    // of an image: weights are combined for all of them
-constexpr std::int64_t kFewestDepth = 64;     // products of a sum
-// Combined weights that may always be held, in elements; and the cells of an image that are worth combining more of
-// them tile by tile.
-constexpr std::int64_t kFewWeights = std::int64_t{1} << 18;
-constexpr std::int64_t kManyCells = 4096;
-constexpr std::int64_t kRoomForWeights = 12;  // otherwise: one part in this of input and output
-constexpr std::int64_t kMostTargets = 128;    // target channels of a block
-constexpr std::int64_t kFewestTargets = 32;   // the same: sources are combined anew for each of them
+// Cells of an image: weights are combined for all of them, along one axis and along two.
+constexpr std::int64_t kFewestCells = 32;
+constexpr std::int64_t kFewestOfTwo = 64;
+constexpr std::int64_t kFewestDepth = 64;                    // products of a sum
+constexpr std::int64_t kFewWeights = std::int64_t{1} << 18;  // combined ones that may always be held, in elements
+constexpr std::int64_t kRoomForWeights = 12;                 // otherwise: one part in this of input and output
+constexpr std::int64_t kMostTargets = 128;                   // target channels of a block
+constexpr std::int64_t kFewestTargets = 64;                  // the same: sources are combined anew for each of them
 // Products that are left, as a share: more are not worth the combinations.
 constexpr double kMostLeft = 0.8;
 constexpr double kAnotherAxis = 0.95;        // the same, for an axis further inside: rows are better left whole
 constexpr double kCacheShare = 0.5;          // of the L2 cache, for the combined tile and its products
 constexpr std::int64_t kLargestTile = 4096;  // cells
 constexpr std::int64_t kSmallTile = 256;
-
-std::int64_t elements_of(const Sizes& sizes) { return sizes[1] * sizes[2] * sizes[3] * sizes[4]; }  // one image
 
 // Whether every cell of the axis reads some source: combined tiles leave a rounding error where nothing is added up.
 bool every_cell_reads(const AxisMap& map) {
@@ -134,45 +131,36 @@ FastAxes find_fast_axes(const AxisMaps& maps, std::int64_t sources, std::int64_t
   if (cells < kFewestCells || depth < kFewestDepth) return {};
   std::optional<FastAxis> first = best_axis(maps, kSpatialAxes, 0, kSchemes.size());
   if (!first) return {};
-  std::optional<FastAxis> second = best_axis(maps, first->axis, kFirstAtFour, kSchemes.size());
+  std::optional<FastAxis> second;
+  if (cells >= kFewestOfTwo) second = best_axis(maps, first->axis, kFirstAtFour, kSchemes.size());
   FastAxes fast = {std::move(*first)};
   if (second) fast.push_back(std::move(*second));
   return fast;
+}
+
+std::int64_t targets_of_block(const Roles& roles, std::int64_t most) {
+  return std::min(round_up(even_parts(roles.target_channels, most), kMostLanes), roles.target_channels);
 }
 
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
   FastWeights chosen{find_fast_axes(maps, roles.source_channels, roles.target_channels)};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};
+  const std::int64_t room = room_for_combined(problem);
+  const std::int64_t all = element_count(problem.weight_sizes()) / taps_of(axes) * points_of(axes);
+  chosen.targets = targets_of_block(roles, kMostTargets);
+  if (all <= room) return chosen;
+  chosen.at_once = false;
   std::size_t phases = 1;
-  std::int64_t cells = 1;
-  for (const AxisMap& map : maps) {
-    phases *= map.targets.size();
-    cells *= map.cells;
+  for (const AxisMap& map : maps) phases *= map.targets.size();
+  // A block of targets at a time, and a phase: what is combined anew for each of them must not be much.
+  const std::int64_t of_a_target =
+      all / roles.target_channels / roles.groups / (by_phase ? static_cast<std::int64_t>(phases) : 1);
+  for (std::int64_t most = kMostTargets; most >= kFewestTargets; most /= 2) {
+    chosen.targets = targets_of_block(roles, most);
+    if (of_a_target * chosen.targets <= room) return chosen;
   }
-  const auto cut = [&](std::int64_t most) {
-    return std::min(round_up(even_parts(roles.target_channels, most), kMostLanes), roles.target_channels);
-  };
-  const std::int64_t image = elements_of(problem.input_sizes()) + elements_of(problem.output_sizes());
-  const std::int64_t room = std::max(image / kRoomForWeights, kFewWeights);
-  const std::int64_t all = element_count(problem.weight_sizes());
-  if (axes.size() > 1) {
-    // A block of targets at a time, and a phase: what is combined anew for each of them must not be much.
-    const std::int64_t of_a_target = all / roles.target_channels / roles.groups / taps_of(axes) * points_of(axes) /
-                                     (by_phase ? static_cast<std::int64_t>(phases) : 1);
-    for (std::int64_t most = kMostTargets; most >= kFewestTargets; most /= 2) {
-      chosen.targets = cut(most);
-      if (of_a_target * chosen.targets > room) continue;
-      chosen.at_once = all / taps_of(axes) * points_of(axes) <= room_for_combined(problem);
-      return chosen;
-    }
-    axes.pop_back();
-  }
-  chosen.targets = cut(kMostTargets);
-  const bool fits = all / taps_of(axes) * points_of(axes) <= room;
-  const bool pays_alone = cells >= kManyCells && kSchemes[axes[0].scheme].taps > 2;
-  if (!fits && !pays_alone) return {};
-  chosen.held = all / taps_of(axes) * points_of(axes) <= room_for_combined(problem);
+  chosen.held = false;
   return chosen;
 }
 

@@ -48,6 +48,9 @@ struct FastWeights {
   bool at_once = true;       // all of them are held at a time
 };
 
+// Channels of a block of at most `most` of them, in whole vectors.
+std::int64_t targets_of_block(const Roles& roles, std::int64_t most);
+
 // Nothing where no axis saves enough. `by_phase`: the phases of a block may be computed one after the other.
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase);
 

@@ -19,13 +19,10 @@ using T = float;
 
 constexpr std::int64_t kMostChannels = 128;                // of a block, input and output
 constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one block, all points
-// Two taps: channels that pay for combining them, and how many times that may be done over.
-constexpr std::int64_t kFewestChannels = 64;
-constexpr std::int64_t kMostBlocks = 4;
+constexpr std::int64_t kFewestChannels = 64;               // that pay for combining two taps
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kTilesWanted = 16;
-constexpr std::int64_t kDepth = 128;           // cells between two visits to the sums
-constexpr std::int64_t kRoomForPartials = 12;  // one part in this of input and output
+constexpr std::int64_t kDepth = 128;  // cells between two visits to the sums
 
 struct Memory {
   Scratch<T> packed;
@@ -78,11 +75,6 @@ class WinogradWeight final : public Kernel {
   }
 
  private:
-  static std::int64_t room_for_partials(const Problem& problem) {
-    const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-    return tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / sizeof(T) / kRoomForPartials;
-  }
-
   // Adds the tiles of one split to the block.
   void sum_cells(const E* input, const E* grad, const ChannelBlock& channels, std::int64_t split, T* block) const {
     thread_local Memory memory;
@@ -101,10 +93,13 @@ class WinogradWeight final : public Kernel {
     for (std::int64_t index = tiling_.tiles() * split / blocks_.splits(); index < last_tile; ++index) {
       const Tile tile = tiling_.tile(index);
       source_.combine(tiling_, tile, first_input, channels.inputs, starts, memory.packed, memory.half, combined);
+      const T* packed = nullptr;  // of a row of phases
       for (std::size_t p = 0; p < groups_.size(); ++p) {
+        const std::int64_t of_row = static_cast<std::int64_t>(p) % tiling_.row_phases();
+        if (!grads_in_place_ && of_row == 0) packed = pack_grads(tile, p, grads, memory.packed_grad);
         const Triple cells = tiling_.cells_of(tile, tiling_.phases()[p]);
         if (cells[0] * cells[1] * cells[2] == 0) continue;
-        combine_grad(tile, p, cells, grads, memory, combined_grad);
+        combine_grad(tile, p, cells, grads, packed + of_row * tile.length * grad_step_, memory.half, combined_grad);
         multiply(tile, p, cells, channels, combined_grad, combined, sums + groups_before_[p] * points_ * size);
       }
     }
@@ -144,9 +139,27 @@ class WinogradWeight final : public Kernel {
     }
   }
 
+  // The cells of the phases that alternate along rows, from phase `first` on, as lines [phase][position][channel].
+  const T* pack_grads(const Tile& tile, std::size_t first, const View<const E>& grads, Scratch<T>& memory) const {
+    std::vector<Runs> runs;
+    std::vector<T*> lines;
+    T* const packed = memory.get(tiling_.row_phases() * tile.length * grad_step_);
+    for (std::int64_t i = 0; i < tiling_.row_phases(); ++i) {
+      runs.push_back(target_runs(tiling_, tile, tiling_.phases()[first + i], grads.strides));
+      lines.push_back(packed + i * tile.length * grad_step_);
+    }
+    const PackedSteps steps{1, grad_step_};
+    if constexpr (std::is_same_v<E, T>) {
+      const bool transposes = tiling_.row_phases() > 1 && grads.strides[1] != 1 && grads.strides[4] == 1;
+      if (transposes && load_alternating(grads, runs, steps, lines)) return packed;
+    }
+    for (std::size_t i = 0; i < runs.size(); ++i) load_runs(grads, runs[i], steps, lines[i]);
+    return packed;
+  }
+
   // The cells of a phase in a tile as lines [point][position][channel], zero between them.
   void combine_grad(const Tile& tile, std::size_t phase, const Triple& cells, const View<const E>& grads,
-                    Memory& memory, T* to) const {
+                    const T* packed, Scratch<T>& half, T* to) const {
     CellRows rows;
     if constexpr (std::is_same_v<E, T>) {
       if (grads_in_place_) {
@@ -154,17 +167,11 @@ class WinogradWeight final : public Kernel {
         rows.origin = rows.low = tile.begin;
       }
     }
-    if (!grads_in_place_) {
-      T* const packed = memory.packed_grad.get(tile.length * grad_step_);
-      load_runs(grads, target_runs(tiling_, tile, tiling_.phases()[phase], grads.strides), PackedSteps{1, grad_step_},
-                packed);
-      rows = CellRows::on_line(packed, tiling_, grad_step_, tile.images);
-    }
+    if (!grads_in_place_) rows = CellRows::on_line(packed, tiling_, grad_step_, tile.images);
     for (int a = 0; a < kSpatialAxes; ++a) rows.high[a] = rows.low[a] + cells[a];
     rows.origin[fast_[0].axis] -= groups_[phase].shifts[0];
     combine_along_all(winograd_ops().grads, &Scheme::outputs, rows, fast_, lines_, -groups_[phase].shifts.back(),
-                      grads_in_place_ ? grads.channels : round_up(grads.channels, kMostLanes), grad_step_, memory.half,
-                      to);
+                      grads_in_place_ ? grads.channels : round_up(grads.channels, kMostLanes), grad_step_, half, to);
   }
 
   void multiply(const Tile& tile, std::size_t phase, const Triple& cells, const ChannelBlock& channels, const T* grad,
@@ -272,10 +279,8 @@ Proposal propose_winograd_weight(const Problem& problem) {
   blocking.outputs = cut(blocking.group_outputs, std::clamp(most / kMostLanes * kMostLanes, kMostLanes, kMostChannels));
   blocking.input_blocks = ceil_div(blocking.group_inputs, blocking.inputs);
   blocking.output_blocks = ceil_div(blocking.group_outputs, blocking.outputs);
-  if (kSchemes[fast[0].scheme].taps == 2 &&
-      (blocking.blocks() > kMostBlocks * problem.groups ||
-       std::min(blocking.group_inputs, blocking.group_outputs) < kFewestChannels)) {
-    return Proposal::decline("two taps save too little for so few channels or so many blocks of them");
+  if (kSchemes[fast[0].scheme].taps == 2 && std::min(blocking.group_inputs, blocking.group_outputs) < kFewestChannels) {
+    return Proposal::decline("two taps save too little for so few channels");
   }
 
   const AxisMaps maps = with_room_for(fast, plain);

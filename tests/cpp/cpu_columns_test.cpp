@@ -164,7 +164,7 @@ TEST(Columns, SaysWhyNot) {
   problem.axes[1].input = 100;
   set_contiguous(problem);
   const auto chosen = plan(problem);
-  EXPECT_EQ(chosen->family, "phases");
+  EXPECT_NE(chosen->family, "columns");
   ASSERT_GE(chosen->declined.size(), 1U);
   EXPECT_NE(chosen->declined[0].reason.find("few input cells"), std::string::npos);
 }

@@ -104,7 +104,8 @@ TEST(Winograd, ASampleAloneIsTheSame) {
   expect_sample_alone_is_the_same(image_layer(Direction::forward, 11, 2, 2), "winograd", 10, random);
 }
 
-// More combined weights than a call holds: block by block and, where results are written in place, phase by phase.
+// More combined weights than a call holds: block by block and, where results are written in place, phase by phase; or,
+// of a block that is too large by itself (grad_input, contiguous), by each task.
 TEST(Winograd, WeightsInStages) {
   Random random(65);
   for (const Direction direction : {Direction::forward, Direction::grad_input}) {
