@@ -22,10 +22,10 @@ constexpr std::int64_t kMostImageCells = 8;  // of one sample; more have enough 
 // The same where weights do not stay in any cache: packed ones go to memory and back.
 constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;  // elements
 constexpr std::int64_t kMostCellsOfMany = 64;
-constexpr std::int64_t kCellsOfColumns =
-    128;                                  // grad_weight: more are better multiplied less often, where that is possible
-constexpr std::int64_t kLongKernel = 64;  // taps along a row
-constexpr std::int64_t kShortestRow = 3;  // taps; D is put together from pieces of this size
+// grad_weight: more are better multiplied less often, where that is possible.
+constexpr std::int64_t kCellsOfColumns = 128;
+constexpr std::int64_t kLongKernel = 64;    // taps along a row
+constexpr std::int64_t kShortestRow = 3;    // taps; D is put together from pieces of this size
 constexpr std::int64_t kFewestInputs = 32;  // channels of a group
 constexpr std::int64_t kManyInputs = 512;
 constexpr std::int64_t kFewestColumns = 256;

@@ -76,6 +76,11 @@ constexpr double kUnknownBandwidth = 0.5e12;
 
 }  // namespace
 
+std::size_t alone_shared_bytes(const DeviceProperties& device) {
+  constexpr std::size_t kReserved = 1024;  // of each block
+  return device.shared_bytes_per_multiprocessor / 2 - kReserved + 128;
+}
+
 DeviceProperties describe(const DeviceFacts& facts) {
   DeviceProperties properties;
   properties.device = {Backend::cuda, facts.index};

@@ -27,6 +27,9 @@ struct DeviceFacts {
 // Adds the rates that a program reaches in practice to what the driver reports. Pure.
 DeviceProperties describe(const DeviceFacts& facts);
 
+// Shared memory of a block with which no second one fits its multiprocessor.
+std::size_t alone_shared_bytes(const DeviceProperties& device);
+
 // The names of the GPUs that can be used; empty where there is none.
 std::vector<std::string> device_names();
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "cuda/device.h"
 #include "cuda/jit_kernel.h"
 #include "cuda/reduce_boxes.h"
 #include "cuda/reduce_cost.h"
@@ -86,10 +87,9 @@ KernelSource main_source(const ReduceShape& shape) {
 // may have any number of blocks.)
 std::size_t launched_shared_bytes(const ReduceShape& shape, const ReduceParams& params,
                                   const DeviceProperties& device) {
-  constexpr std::size_t kReserved = 1024;  // of each block
   const auto needed = static_cast<std::size_t>(shape.shared_bytes());
   if (!shape.packed || device.any_batch || reduce_tiles(params) * params.parts > device.multiprocessors) return needed;
-  return std::max(needed, device.shared_bytes_per_multiprocessor / 2 - kReserved + 128);
+  return std::max(needed, alone_shared_bytes(device));
 }
 
 class ReduceKernel final : public Kernel {

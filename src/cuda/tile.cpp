@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cuda/device.h"
 #include "cuda/jit_kernel.h"
 #include "cuda/kernels/tile_taps.cuh"
 #include "cuda/tensor_map.h"
@@ -227,10 +228,8 @@ bool keeps_apart(const TileShape& shape, long long blocks, const DevicePropertie
 }
 
 std::size_t launched_shared_bytes(const TileShape& shape, long long blocks, const DeviceProperties& device) {
-  constexpr std::size_t kReserved = 1024;  // of each block
   const auto needed = static_cast<std::size_t>(shape.shared_bytes());
-  const std::size_t more_than_half = device.shared_bytes_per_multiprocessor / 2 - kReserved + 128;
-  return keeps_apart(shape, blocks, device) ? std::max(needed, more_than_half) : needed;
+  return keeps_apart(shape, blocks, device) ? std::max(needed, alone_shared_bytes(device)) : needed;
 }
 
 class TileKernel final : public Kernel {
