@@ -22,6 +22,19 @@ constexpr int kManyTaps = 64;                 // from which on other families ta
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// Whether the channels of a pixel are neighbours, in both tensors.
+bool channels_last(const Problem& problem) { return problem.input_strides[1] == 1 && problem.output_strides[1] == 1; }
+
+// Whether every pixel's channels begin at a multiple of 16 bytes where the first one's do.
+bool pixels_keep_alignment(const Sizes& sizes, const Strides& strides, DType dtype) {
+  for (const std::size_t dimension : {0, 2, 3, 4}) {
+    if (sizes[dimension] > 1 && strides[dimension] * static_cast<std::int64_t>(size_of(dtype)) % 16 != 0) return false;
+  }
+  return true;
+}
+
+bool is_aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; }
+
 std::string_view why_not(const Problem& problem, const DeviceProperties& device) {
   if (problem.direction != Direction::grad_input && problem.direction != Direction::grad_weight)
     return "computes grad_input and grad_weight";
@@ -32,7 +45,8 @@ std::string_view why_not(const Problem& problem, const DeviceProperties& device)
   if (problem.dtype == DType::f64) return "tensor cores have no float64 here";
   if (problem.dtype == DType::f32 && problem.precision != Precision::tf32) return "multiplies in TF32";
   if (device.arch < 80) return "needs sm_80 or later";
-  if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1) return "rows do not lie densely";
+  if (!channels_last(problem) && (problem.input_strides[4] != 1 || problem.output_strides[4] != 1))
+    return "neither rows nor the channels of a pixel lie densely";
   double taps = 1;
   for (const Axis& axis : problem.axes) {
     taps *= static_cast<double>(axis.kernel);
@@ -50,6 +64,8 @@ std::string_view why_not(const Problem& problem, const DeviceProperties& device)
 // Instructions of a warp that bring its channels of a box.
 double load_instructions(const GroupShape& shape) {
   const double channels = shape.out_channels / 8.0;
+  if (shape.last)
+    return channels * static_cast<double>(ceil_div(std::int64_t{shape.box_rows()} * shape.box(2), kGroupThreads)) * 40;
   if (!shape.copies) return channels * shape.box_rows() * static_cast<double>(ceil_div(shape.box(2), 32)) * 10;
   const int pieces = shape.row_pitch() / 4;
   const int rest = pieces % 32;
@@ -89,7 +105,8 @@ double box_cycles(const GroupShape& shape) {
   const double busy = std::max(instructions * kWarps / 4, reads * kWarps);
   constexpr double kBytesPerCycle = 40;
   constexpr double kRowBytes = 160;  // that a row of memory costs beside its own: lines that it has in part
-  const double row_bytes = shape.row_pitch() * 4 + kRowBytes;
+  // Channels that are neighbours come in whole sectors of 32 bytes.
+  const double row_bytes = shape.last ? 4.0 * shape.box(2) : shape.row_pitch() * 4 + kRowBytes;
   const double arrives = 1000 + shape.out_channels * shape.box_rows() * row_bytes / kBytesPerCycle;
   return std::max(busy, arrives) + std::min(busy, arrives) / shape.resident;
 }
@@ -99,7 +116,8 @@ std::vector<GroupShape> shapes_of(const Problem& problem, const DeviceProperties
   GroupShape shape{};
   shape.weight = problem.direction == Direction::grad_weight;
   shape.out_channels = static_cast<int>(problem.out_channels_per_group());
-  shape.copies = problem.dtype == DType::f32;
+  shape.last = channels_last(problem);
+  shape.copies = problem.dtype == DType::f32 && !shape.last;
   shape.same_lead = shape.copies;
   for (const int d : {1, 2, 3}) shape.same_lead = shape.same_lead && problem.output_strides[d] % 4 == 0;
   shape.strip = 1;
@@ -151,7 +169,7 @@ KernelSource source_of(const Problem& problem, const GroupShape& s, const char* 
       ";\n#include \"group_params.cuh\"\nconstexpr GroupShape kShape = {" + (s.weight ? "true" : "false") + ", " +
       std::to_string(s.out_channels) + ", " + list(s.kernel) + ", " + list(s.stride) + ", " + list(s.dilation) + ", " +
       list(s.tile) + ", " + (s.copies ? "true" : "false") + ", " + (s.same_lead ? "true" : "false") + ", " +
-      std::to_string(s.strip) + ", " + std::to_string(s.resident) + "};\n";
+      (s.last ? "true" : "false") + ", " + std::to_string(s.strip) + ", " + std::to_string(s.resident) + "};\n";
   return {.file = file, .config = config, .entry = entry};
 }
 
@@ -166,6 +184,8 @@ class GroupKernel final : public Kernel {
     std::copy(problem.input_strides.begin(), problem.input_strides.end(), params_.input_strides);
     std::copy(problem.weight_strides.begin(), problem.weight_strides.end(), params_.weight_strides);
     std::copy(problem.output_strides.begin(), problem.output_strides.end(), params_.output_strides);
+    params_.aligned = pixels_keep_alignment(problem.input_sizes(), problem.input_strides, problem.dtype) &&
+                      pixels_keep_alignment(problem.output_sizes(), problem.output_strides, problem.dtype);
     params_.groups = static_cast<int>(problem.groups);
     params_.tiles[0] = static_cast<int>(problem.batch);
     tiles_ = problem.batch;
@@ -196,6 +216,7 @@ class GroupKernel final : public Kernel {
     params.input = buffers.input;
     params.weight = buffers.weight;
     params.sums = static_cast<float*>(buffers.workspace);
+    params.aligned = params_.aligned && is_aligned(buffers.input) && is_aligned(buffers.output);
     void* arguments[] = {&params};
     main_.launch(device_,
                  {.grid_x = static_cast<unsigned>(blocks()),

@@ -18,7 +18,7 @@ int reduce_registers(const ReduceShape& shape) {
   const int halves = shape.warpgroup && shape.element_bytes == 2 ? 24 : 0;  // that wait to be put together
   const int strided = shape.warpgroup && (shape.rows_channels_last || shape.columns_channels_last) ? 16 : 0;
   return sums + fragments + shape.batch_words() + shape.team_runs + halves + strided +
-         (shape.warpgroup ? 60
+         (shape.warpgroup ? 64
           : split         ? 124
                           : 84);
 }

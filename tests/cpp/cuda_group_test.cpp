@@ -22,6 +22,12 @@ Problem in(Problem problem, Direction direction, DType dtype) {
   return problem;
 }
 
+Problem channels_last(Problem problem) {
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  return problem;
+}
+
 struct EmulatedGroup : testing::Test {
   test::KernelEmulator emulator;
   Random random{17};
@@ -53,6 +59,21 @@ TEST_F(EmulatedGroup, Layers) {
   check(make(1, 16, 48, 2, {axis(7, 2, 3, 0, 1), axis(41, 3, 1, 1, 0, 3)}));
   check(make(3, 16, 16, 2, {axis(2, 3, 2, 1), axis(5, 5, 2, 2), axis(6, 7, 2, 3)}), DType::bf16);
   check(make(2, 32, 32, 4, {axis(1, 1, 1, 0), axis(33, 1, 1, 0)}));
+}
+
+// Eight neighbouring channels at a time, also where they begin at no multiple of 16 bytes.
+TEST_F(EmulatedGroup, ChannelsLast) {
+  device.multiprocessors = 1;
+  check(channels_last(make(2, 16, 16, 2, {axis(3, 3, 2, 1), axis(5, 3, 2, 1), axis(19, 3, 2, 1)})), DType::bf16);
+  check(channels_last(make(1, 24, 48, 3, {axis(9, 3, 2, 1), axis(17, 5, 3, 2)})));
+  for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
+    const Problem odd =
+        in(channels_last(make(1, 16, 32, 2, {axis(5, 3, 1, 1), axis(18, 2, 3, 0)})), direction, DType::bf16);
+    EXPECT_EQ(test::EmulatedCase(odd, random).fails(propose_group(odd, device), 1), "");
+  }
+  if (!test::takes_all()) return;
+  check(channels_last(make(3, 16, 16, 2, {axis(2, 3, 2, 1), axis(5, 5, 2, 2), axis(6, 7, 2, 3)})));
+  check(channels_last(make(2, 32, 32, 4, {axis(1, 1, 1, 0), axis(33, 1, 1, 0)})), DType::bf16);
 }
 
 // Rows of a box that 32 lanes copy without a rest.

@@ -213,8 +213,9 @@ __device__ __forceinline__ void store(const DepthwiseWeightParams& p, int part, 
 
 // Values that a thread holds at once, and so how many blocks share the registers of a multiprocessor.
 constexpr int kWindowOfCells = (kAcross.cells - 1) * kStride[2] + (kKernel[2] - 1) * kDilation[2] + 1;
+constexpr int kSingleHalves = sizeof(Storage) == 2 && kStrip.output_load == 1 ? 8 : 0;  // halves that come one by one
 constexpr int kHeld = kAcross.lanes > 0  ? (kTaps + 2 * kAcross.cells + kWindowOfCells) * kChannels
-                      : kStrip.cells > 0 ? kTaps + kStrip.window() + kStrip.cells
+                      : kStrip.cells > 0 ? kTaps + kStrip.window() + kStrip.cells + kSingleHalves
                                          : kTaps + 12;
 constexpr int kBlocks = kAcross.lanes > 0 ? (kHeld <= 32   ? 3
                                              : kHeld <= 64 ? 2

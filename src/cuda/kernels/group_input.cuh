@@ -4,6 +4,11 @@
 // group_load.cuh says what the config states.
 #include "group_load.cuh"
 
+struct alignas(2 * sizeof(Storage)) Pair {
+  Storage first;
+  Storage second;
+};
+
 extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
     tconv_group_input(const __grid_constant__ GroupParams p) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
@@ -49,8 +54,7 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
       copy_box(p, box_place, box);
       finish_copies(p, box_place, box);
     } else {
-      load_box(p, box_place, box);
-      __syncthreads();
+      bring_box(p, box_place, box);
     }
     const float* const place =
         box + kShape.channel_place(lane % 4) +
@@ -145,8 +149,14 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
       for (int half = 0; half < 2; ++half) {
         const int w = tile.first[2] + first[2] + half * 8;
         if (w >= p.input_size[2]) continue;
-        line[w] = Element::store(sum[i][half * 2]);
-        line[w + p.input_strides[1]] = Element::store(sum[i][half * 2 + 1]);
+        Storage* const pixel = line + w * column_stride(p.input_strides);
+        const Pair pair = {Element::store(sum[i][half * 2]), Element::store(sum[i][half * 2 + 1])};
+        if (kShape.last && p.aligned) {
+          *reinterpret_cast<Pair*>(pixel) = pair;
+        } else {
+          pixel[0] = pair.first;
+          pixel[p.input_strides[1]] = pair.second;
+        }
       }
     }
   }

@@ -18,6 +18,7 @@ struct GroupShape {
   // element: how many elements that is, their lead, differs from row to row.
   bool copies;
   bool same_lead;  // of all rows of a box: channels, planes and rows lie a multiple of 16 bytes apart
+  bool last;       // channels of a pixel are neighbours in both tensors: a thread brings eight of them at once
   int strip;       // grad_input: rows of sixteen pixels of a warp, one below the other
   int resident;    // blocks of a multiprocessor
 
@@ -92,4 +93,5 @@ struct GroupParams {
   int pad[3];
   int tiles[4];  // samples, depth, height, width
   int parts;     // blocks of a group: each takes tile after tile
+  bool aligned;  // where channels are neighbours: eight of them begin at multiples of 16 bytes, in both tensors
 };

@@ -4,21 +4,39 @@
 // group_load.cuh says what the config states.
 #include "group_load.cuh"
 
-// The pixels of the input, [channel][pixel], zeros outside: a channel by each warp.
+// The pixels of the input, [channel][pixel], zeros outside: a channel by each warp, or a pixel by each thread where
+// channels are neighbours.
 __device__ __forceinline__ void load_pixels(const GroupParams& p, const GroupTile& tile, int group, float* pixels) {
   static_assert(kWarps == kGroupChannels && kShape.pixels() % 32 == 0);
+  const auto offset_if_inside = [&](int at, i64& offset) {
+    const int d = tile.first[0] + at / kShape.tile[2] / kShape.tile[1];
+    const int h = tile.first[1] + at / kShape.tile[2] % kShape.tile[1];
+    const int w = tile.first[2] + at % kShape.tile[2];
+    offset = d * p.input_strides[2] + h * p.input_strides[3] + w * column_stride(p.input_strides);
+    return d < p.input_size[0] && h < p.input_size[1] && w < p.input_size[2];
+  };
+  if constexpr (kShape.last) {
+    const Storage* const source = static_cast<const Storage*>(p.input) + tile.sample * p.input_strides[0] +
+                                  static_cast<i64>(group) * kGroupChannels;
+#pragma unroll 1
+    for (int at = threadIdx.x; at < kShape.pixels(); at += kGroupThreads) {
+      Octet octet = {};
+      i64 offset;
+      if (offset_if_inside(at, offset)) octet.load(source + offset, p.aligned);
+#pragma unroll
+      for (int c = 0; c < kGroupChannels; ++c) pixels[c * kShape.pixel_pitch() + at] = operand(octet.channel[c]);
+    }
+    return;
+  }
   const int channel = threadIdx.x / 32;
   const Storage* const source = static_cast<const Storage*>(p.input) + tile.sample * p.input_strides[0] +
                                 static_cast<i64>(group * kGroupChannels + channel) * p.input_strides[1];
 #pragma unroll 8
   for (int first = 0; first < kShape.pixels(); first += 32) {
     const int at = first + threadIdx.x % 32;
-    const int d = tile.first[0] + at / kShape.tile[2] / kShape.tile[1];
-    const int h = tile.first[1] + at / kShape.tile[2] % kShape.tile[1];
-    const int w = tile.first[2] + at % kShape.tile[2];
-    const bool exists = d < p.input_size[0] && h < p.input_size[1] && w < p.input_size[2];
+    i64 offset;
     Storage value = 0;
-    if (exists) value = source[d * p.input_strides[2] + h * p.input_strides[3] + w];
+    if (offset_if_inside(at, offset)) value = source[offset];
     pixels[channel * kShape.pixel_pitch() + at] = operand(value);
   }
 }
@@ -67,8 +85,7 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
       finish_copies(p, box_place, box);
     } else {
       load_pixels(p, tile, group, pixels);
-      load_box(p, box_place, box);
-      __syncthreads();
+      bring_box(p, box_place, box);
     }
 #pragma unroll 1
     for (int row = 0; row < kShape.tile[0] * kShape.tile[1]; ++row) {

@@ -68,7 +68,7 @@ struct InputCopies {
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
     // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
     const char* from = reinterpret_cast<const char*>(base);
-#pragma unroll(kPerThread <= 2 ? 4 : 1)
+#pragma unroll(kPerThread <= (kWholeChunks ? 2 : 1) ? 4 : 1)
     for (int turn = 0; turn < kTurns; ++turn) {
       const int channel =
           kShape.input_channels_last ? thread % kShape.slabs * kShape.vector() : first_channel + turn * kAtOnce;
