@@ -82,9 +82,9 @@ double load_instructions(const GroupShape& shape) {
 // which other blocks of the multiprocessor hide.
 double box_cycles(const GroupShape& shape) {
   // Where rows have leads of their own, pixels two elements apart may meet on a bank.
-  const double conflicts = shape.stride[2] % 2 == 1 || (shape.weight && (shape.same_lead || !shape.copies)) ? 1
-                           : shape.copies                                                                   ? 2
-                                                                                                            : 1;
+  const bool free = shape.stride[2] % 2 == 1 || !shape.copies || (shape.weight && shape.same_lead);
+  const double single = shape.pairs_taps() ? 1.0 * (shape.kernel[2] % 2) / shape.kernel[2] : 1;  // taps without another
+  const double conflicts = free ? 1 : 1 + single;
   double instructions = load_instructions(shape) + 150;
   double reads = 0;
   if (shape.weight) {
@@ -94,8 +94,8 @@ double box_cycles(const GroupShape& shape) {
   } else {
     int rows = 0;
     for (int row = 0; row < shape.strip_reach(); ++row) rows += shape.strip_reads(row) ? 1 : 0;
-    const double turns =
-        static_cast<double>(ceil_div(shape.kernel[0] * shape.kernel[2], shape.tap_warps())) * shape.out_channels / 8;
+    const double turns = static_cast<double>(ceil_div(shape.kernel[0] * shape.width_steps(), shape.tap_warps())) *
+                         (static_cast<double>(shape.kernel[2]) / shape.width_steps()) * shape.out_channels / 8;
     const double places = shape.tap_warps() == 1 ? 40.0 / shape.kernel[2] : shape.same_lead ? 15 : 45;
     instructions += turns * (8.0 * rows + (1.0 + shape.strip) * shape.kernel[1] + places) + 40.0 * shape.strip;
     if (shape.tap_warps() > 1) instructions += 20 + 10.0 * shape.strip;

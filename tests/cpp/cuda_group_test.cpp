@@ -79,12 +79,20 @@ TEST_F(EmulatedGroup, ChannelsLast) {
 // Rows of a box that 32 lanes copy without a rest.
 TEST_F(EmulatedGroup, RowsOfWholeWarps) { check(make(1, 16, 16, 2, {axis(61, 3, 2, 0)}), DType::bf16); }
 
-// Rows of even length, with so many taps that grad_weight takes them; tensors at odd addresses.
+// Rows that all begin at a multiple of 16 bytes, so that grad_input takes taps in pairs: with one left over and
+// without; tensors at odd addresses.
 TEST_F(EmulatedGroup, ManyTaps) {
-  const Problem problem = in(make(1, 16, 16, 2, {axis(2, 3, 2, 1), axis(3, 5, 2, 2), axis(6, 7, 2, 3, 1)}),
-                             Direction::grad_weight, DType::f32);
-  EXPECT_EQ(problem.axes[2].output() % 2, 0);
-  EXPECT_EQ(test::EmulatedCase(problem, random).fails(propose_group(problem, test::gpu(90)), 1), "");
+  device.multiprocessors = 1;
+  for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
+    const Problem odd =
+        in(make(1, 16, 16, 2, {axis(2, 3, 2, 1), axis(3, 5, 2, 2), axis(6, 7, 2, 3, 1)}), direction, DType::f32);
+    EXPECT_EQ(odd.axes[2].output() % 4, 0);
+    EXPECT_EQ(test::EmulatedCase(odd, random).fails(propose_group(odd, device), 1), "");
+  }
+  const Problem even =
+      in(make(1, 16, 32, 2, {axis(4, 3, 2, 0), axis(20, 4, 2, 1, 0, 3)}), Direction::grad_input, DType::f32);
+  EXPECT_EQ(even.axes[2].output() % 4, 0);
+  EXPECT_EQ(test::EmulatedCase(even, random).fails(propose_group(even, device)), "");
 }
 
 // Blocks that take several boxes: sums that warps exchange where a small box was leave the weights behind it alone.

@@ -20,19 +20,21 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
   const int warp = threadIdx.x / 32;
 
   {
-    // A thread takes the same channels of every fourth tap.
+    // A thread takes the same place of every fourth product.
     constexpr int kPairs = kGroupChannels * 8;
     const int pair = threadIdx.x % kPairs;
-    const Storage* const source = static_cast<const Storage*>(p.weight) +
-                                  (group * kGroupChannels + pair / 8) * p.weight_strides[0] +
-                                  (pair / 2 % 4 + pair % 2 * 4) * p.weight_strides[1];
+    const int place = pair / 2 % 4 + pair % 2 * 4;
+    const Storage* const source =
+        static_cast<const Storage*>(p.weight) + (group * kGroupChannels + pair / 8) * p.weight_strides[0];
 #pragma unroll 4
     for (int i = threadIdx.x / kPairs; i < kShape.taps() * kShape.out_channels / 8; i += kGroupThreads / kPairs) {
-      const int tap = i % kShape.taps();
-      weights[i * kPairs + pair] = operand(source[i / kShape.taps() * 8 * p.weight_strides[1] +
-                                                  tap / kShape.kernel[2] / kShape.kernel[1] * p.weight_strides[2] +
-                                                  tap / kShape.kernel[2] % kShape.kernel[1] * p.weight_strides[3] +
-                                                  tap % kShape.kernel[2] * p.weight_strides[4]]);
+      const int product = i % kShape.taps();
+      const int slot = product % kShape.kernel[2];
+      weights[i * kPairs + pair] =
+          operand(source[(i / kShape.taps() * 8 + kShape.slot_channel(slot, place)) * p.weight_strides[1] +
+                         product / kShape.kernel[2] / kShape.kernel[1] * p.weight_strides[2] +
+                         product / kShape.kernel[2] % kShape.kernel[1] * p.weight_strides[3] +
+                         kShape.slot_tap(slot, place) * p.weight_strides[4]]);
     }
   }
 
@@ -56,8 +58,9 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
     } else {
       bring_box(p, box_place, box);
     }
+    // Of a product's eight places along its depth a lane reads the one of its four and the one four behind it.
     const float* const place =
-        box + kShape.channel_place(lane % 4) +
+        box + kShape.channel_place(kShape.pairs_taps() ? lane / 2 % 2 : lane % 4) +
         (first[0] * kShape.stride[0] * kShape.box(1) + first[1] * kShape.stride[1]) * kShape.row_pitch() +
         first[2] * kShape.stride[2];
     const int lead = box_place.lead(p, lane % 4, first[0] * kShape.stride[0], first[1] * kShape.stride[1]);
@@ -72,9 +75,11 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
                              i * BoxPlace::low(p.output_strides[3]));
       }
     };
-    const auto multiply = [&](int octet, int d, int w, const float* const(&line)[4]) {
+    // One product of each row and tap along the height: slots of the same step differ in what is `behind`.
+    const auto multiply = [&](int octet, int d, int slot, int behind, const float* const(&line)[4]) {
+      constexpr int kFourBehind = (kShape.pairs_taps() ? 2 : 4) * kShape.channel_pitch();
       const float* const factors =
-          weights + ((octet * kShape.taps() + d * kShape.kernel[1] * kShape.kernel[2] + w) * 32 + lane) * 2;
+          weights + ((octet * kShape.taps() + d * kShape.kernel[1] * kShape.kernel[2] + slot) * 32 + lane) * 2;
       unsigned b[kShape.kernel[1]][2];
 #pragma unroll
       for (int h = 0; h < kShape.kernel[1]; ++h) {
@@ -84,10 +89,9 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
 #pragma unroll
       for (int row = 0; row < kShape.strip_reach(); ++row) {
         if (!kShape.strip_reads(row)) continue;
-        const float* const at = line[row % 4] + row * kShape.row_pitch() + w * kShape.dilation[2];
-        const unsigned a[4] = {box_word(at), box_word(at + 8 * kShape.stride[2]),
-                               box_word(at + 4 * kShape.channel_pitch()),
-                               box_word(at + 4 * kShape.channel_pitch() + 8 * kShape.stride[2])};
+        const float* const at = line[row % 4] + row * kShape.row_pitch() + behind;
+        const unsigned a[4] = {box_word(at), box_word(at + 8 * kShape.stride[2]), box_word(at + kFourBehind),
+                               box_word(at + kFourBehind + 8 * kShape.stride[2])};
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -97,22 +101,34 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
         }
       }
     };
+    const auto multiply_step = [&](int octet, int d, int step, const float* const(&line)[4]) {
+      const int tap = kShape.dilation[2] * (kShape.pairs_taps() ? step * 2 : step);
+      if (kShape.is_pair(step)) {
+        const int odd = lane % 2 * kShape.dilation[2];
+        multiply(octet, d, step * 2, tap + odd, line);
+        multiply(octet, d, step * 2 + 1, tap + odd + 4 * kShape.channel_pitch(), line);
+      } else if constexpr (kShape.pairs_taps()) {
+        multiply(octet, d, step * 2, tap + lane % 2 * 4 * kShape.channel_pitch(), line);
+      } else {
+        multiply(octet, d, step, tap, line);
+      }
+    };
 #pragma unroll 1
     for (int octet = 0; octet < kShape.out_channels / 8; ++octet) {
       const float* line[4];
       if constexpr (kTapWarps == 1) {
-        constexpr int kUnrolledTaps = kShape.kernel[2] <= 8 ? kShape.kernel[2] : 1;
+        constexpr int kUnrolledSteps = kShape.kernel[2] <= 8 ? kShape.width_steps() : 1;
 #pragma unroll 1
         for (int d = 0; d < kShape.kernel[0]; ++d) {
           find_lines(octet, d, line);
-#pragma unroll kUnrolledTaps
-          for (int w = 0; w < kShape.kernel[2]; ++w) multiply(octet, d, w, line);
+#pragma unroll kUnrolledSteps
+          for (int step = 0; step < kShape.width_steps(); ++step) multiply_step(octet, d, step, line);
         }
       } else {
 #pragma unroll 1
-        for (int tap = warp % kTapWarps; tap < kShape.kernel[0] * kShape.kernel[2]; tap += kTapWarps) {
-          find_lines(octet, tap / kShape.kernel[2], line);
-          multiply(octet, tap / kShape.kernel[2], tap % kShape.kernel[2], line);
+        for (int i = warp % kTapWarps; i < kShape.kernel[0] * kShape.width_steps(); i += kTapWarps) {
+          find_lines(octet, i / kShape.width_steps(), line);
+          multiply_step(octet, i / kShape.width_steps(), i % kShape.width_steps(), line);
         }
       }
     }

@@ -29,13 +29,12 @@ struct GroupShape {
   }
   constexpr int box_rows() const { return box(0) * box(1); }
 
-  // In words. Channels begin on banks of their own: pixels that are two elements apart, of the four channels that the
-  // lanes of grad_input read together or of the eight of grad_weight, meet no bank twice; where rows have a lead, which
-  // may be odd, none more than twice.
+  // In words. Channels begin on banks of their own: pixels that are two elements apart, of what the lanes of a product
+  // read together, meet no bank twice; where rows have leads of their own, which may be odd, none more than twice.
   constexpr int row_pitch() const { return copies ? (box(2) + 3 + 3) / 4 * 4 : box(2); }
   constexpr int channel_pitch() const { return (box_rows() * row_pitch() + 25 + 31) / 32 * 32; }
   constexpr int channel_place(int channel) const {
-    const int bank = weight ? channel % 4 * 8 : channel / 2 % 2 * 16;
+    const int bank = weight ? channel % 4 * 8 : (pairs_taps() ? channel : channel / 2) % 2 * 16;
     const int odd = copies ? 0 : weight ? channel / 4 % 2 : channel % 2;
     return channel * channel_pitch() + bank + odd;
   }
@@ -57,7 +56,22 @@ struct GroupShape {
     return product % (out_channels / 8) * 8 + half * 4 + lane / 4 % 4;
   }
   constexpr int pixel_pitch() const { return (pixels() + 31) / 32 * 32 + 4; }
-  // grad_input: products of 16 pixels of a row by 8 input channels. Warps of the same strip share its taps.
+  // grad_input: products of 16 pixels of a row by 8 input channels. Their depth is eight output channels at one tap,
+  // or, where an even stride leaves half of the banks unused, four at two taps that are neighbours along the width:
+  // banks are even for one of them and odd for the other. A last tap without a neighbour is taken alone.
+  constexpr bool pairs_taps() const {
+    return !weight && same_lead && kernel[2] > 1 && stride[2] % 2 == 0 && dilation[2] % 2 == 1;
+  }
+  constexpr int width_steps() const { return pairs_taps() ? (kernel[2] + 1) / 2 : kernel[2]; }
+  constexpr bool is_pair(int step) const { return pairs_taps() && step * 2 + 1 < kernel[2]; }
+  // What lies at `place` along the depth of the `slot`th product of a row of taps along the width: of its eight output
+  // channels one, and a tap.
+  constexpr int slot_channel(int slot, int place) const {
+    if (!pairs_taps()) return place;
+    return place / 4 * 2 + place / 2 % 2 + (is_pair(slot / 2) ? slot % 2 : place % 2) * 4;
+  }
+  constexpr int slot_tap(int slot, int place) const { return is_pair(slot / 2) ? slot / 2 * 2 + place % 2 : slot; }
+  // Warps of the same strip share its taps.
   constexpr int strips() const { return pixels() / 16 / strip; }
   constexpr int tap_warps() const { return kGroupThreads / 32 / strips(); }
   // Of warps that share a strip's taps: their sums meet where the box was. What lies behind it is kept for the next
