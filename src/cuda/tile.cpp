@@ -40,8 +40,8 @@ std::string initialiser(const TileShape& s) {
   text += number(s.row_unit) + number(s.granule) + number(s.lead) + number(s.input_ring) + number(s.weight_ring) +
           number(s.window) + number(s.window_taps) + number(s.line_axis) + text_of(s.stays) + ", " +
           number(s.most_blocks) + number(s.store_vector) + number(s.row_vector) + number(s.image_row) +
-          number(s.image_lead) + text_of(s.joins_rows) + ", " + text_of(s.sends_lines) + ", " + number(s.row_tiles) +
-          number(s.column_tiles);
+          number(s.image_lead) + text_of(s.joins_rows) + ", " + text_of(s.sends_lines) + ", " + text_of(s.sends_boxes) +
+          ", " + number(s.row_tiles) + number(s.column_tiles);
   text += number(s.row_teams) + number(s.column_teams) + number(s.depth_teams) + number(s.depth_blocks);
   text += number(s.slabs) + number(s.item_steps) + number(s.stage_backs) + number(s.unroll);
   text += std::string(text_of(s.all_taps)) + ", " + number(s.blocks_per_multiprocessor) + text_of(s.packed) + ", " +
@@ -247,6 +247,7 @@ class TileKernel final : public Kernel {
                     shape_.wide_weights ? 0 : static_cast<std::size_t>(pack_shared_bytes(shape_)), device.arch);
     }
     params_ = params_of(problem);
+    if (shape_.sends_boxes) output_boxes_ = output_boxes(shape_, problem);
     // Blocks that start while the pack kernel still holds multiprocessors crowd on the others: harmless in a long queue
     // of blocks only.
     overlaps_pack_ = shape_.packed && (shape_.stays || keeps_apart(shape_, blocks_, device) ||
@@ -268,7 +269,7 @@ class TileKernel final : public Kernel {
     const auto misses = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 != 0; };
     const bool weight_vectors = shape_.wide_weights || shape_.weight_vector > 1 || shape_.weight_boxes;
     if ((shape_.wide_input && misses(input)) || (weight_vectors && misses(buffers.weight)) ||
-        (shape_.stores_vectors() && misses(output))) {
+        ((shape_.stores_vectors() || shape_.sends_boxes) && misses(output))) {
       if (unaligned_ == nullptr) throw Error("tensors of this layout must be aligned to 16 bytes");
       return unaligned_->run(buffers, execution);
     }
@@ -287,10 +288,12 @@ class TileKernel final : public Kernel {
     const LaunchShape launch = {.grid_x = static_cast<unsigned>(std::min<long long>(blocks_, shape_.most_blocks)),
                                 .block = static_cast<unsigned>(shape_.threads()),
                                 .overlaps_previous = packs && overlaps_pack_};
-    if (shape_.tensor_copies) {
-      TensorTileParams with_map{params, input_map(input), {}};
-      if (shape_.weight_boxes) with_map.weight = weight_map(buffers.weight);
-      void* arguments[] = {&with_map};
+    if (shape_.tensor_copies || shape_.sends_boxes) {
+      TensorTileParams with_maps{params, {}, {}, {}};
+      if (shape_.tensor_copies) with_maps.input = input_map(input);
+      if (shape_.weight_boxes) with_maps.weight = weight_map(buffers.weight);
+      if (shape_.sends_boxes) with_maps.output = output_map(output);
+      void* arguments[] = {&with_maps};
       kernel_.launch(device_, launch, arguments, execution.stream);
     } else {
       void* arguments[] = {&params};
@@ -367,6 +370,12 @@ class TileKernel final : public Kernel {
     return tensor_map(boxes, device_);
   }
 
+  TensorMap output_map(const void* output) const {
+    TensorBoxes boxes = output_boxes_;
+    boxes.address = output;
+    return tensor_map(boxes, device_);
+  }
+
   TileParams params_of(const Problem& problem) const {
     TileParams params{};
     for (int i = 0; i < 5; ++i) {
@@ -402,6 +411,7 @@ class TileKernel final : public Kernel {
   LaunchShape pack_grid_;
   std::shared_ptr<const TileKernel> unaligned_;
   TileParams params_{};
+  TensorBoxes output_boxes_;
 };
 
 // Whether two cuts of a problem add up in the same order, so that their results have the same bits.

@@ -61,6 +61,9 @@ void set_stores(const Problem& problem, TileShape& shape, bool aligned);
 // multiplied.
 bool sends_lines(const TileShape& shape);
 
+// What the copy engine takes to the tensor from a team, where it takes boxes: all but the address.
+TensorBoxes output_boxes(const TileShape& shape, const Problem& problem);
+
 // Weights as the copy engine sees them, whatever their address: `strides` of a summed channel, a row's channel, depth,
 // height and width.
 TensorBoxes weight_boxes_of(const TileShape& shape, long long groups, const long long (&strides)[5]);

@@ -198,6 +198,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
   const int needed = parts * sums + fragments + others;
   const int store_vector = shape.store_vector;
   const int image_row = shape.image_row;
+  const bool may_send_boxes = shape.sends_boxes;
   for (const int blocks : {3, 2, 1}) {
     if (alone && blocks > 1) continue;
     if (!alone && blocks * shape.column_teams < 2) continue;  // while one team stores, another multiplies
@@ -208,6 +209,7 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     const bool gathers = shape.depth_blocks > 1 && store_vector >= 4;
     shape.store_vector = shape.stays || gathers ? store_vector : 0;
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
+    shape.sends_boxes = may_send_boxes && shape.stays && shape.image_row > 0;
     // One product must fit what all threads start with.
     if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
     const int least = shape.copies_weights() ? kLeastRegisters
@@ -223,7 +225,8 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     const int most_turns = shape.image_row > 0 || shape.block_chunks() * shape.all_backs() <= 4 ? 4 : 2;
     if (shape.stays && shape.store_vector == 0)
       shape.stays = shape.block_channels <= most_turns * shape.turn_channels();
-    shape.sends_lines = sends_lines(shape);
+    shape.sends_boxes = shape.sends_boxes && shape.stays && shape.turn_channels() == shape.block_channels;
+    shape.sends_lines = !shape.sends_boxes && sends_lines(shape);
     shape.item_steps = takes_two_steps(shape) && shape.multiplying_registers() >= needed + fragments ? 2 : 1;
     const int room = std::min(static_cast<int>(device.shared_bytes_per_block),
                               static_cast<int>(device.shared_bytes_per_multiprocessor) / blocks - 1024);

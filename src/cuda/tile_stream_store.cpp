@@ -92,13 +92,37 @@ void set_image(const Problem& problem, TileShape& shape, bool aligned) {
     shape = joined;
 }
 
+// Whether a team's columns are 64 neighbours of a row, 128 bytes of each channel: shorter ones are faster by threads,
+// longer ones leave as lines.
+bool may_send_boxes(const Problem& problem, const TileShape& shape) {
+  if (shape.image_row == 0 || shape.joins_rows || !shape.image_of_columns() || shape.folds()) return false;
+  if (shape.element_bytes != 2 || shape.column_tiles != 8 || shape.tile[3] % 64 != 0) return false;
+  if (shape.row_teams * shape.depth_teams > 1 || shape.tensor_copies || shape.block_channels % 8 != 0) return false;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.output_step(a) != 1) return false;
+  }
+  // What is left of the last channels must not be another group's.
+  if (problem.groups > 1 && shape.out_channels % shape.block_channels != 0) return false;
+  return can_map(output_boxes(shape, problem));
+}
+
 }  // namespace
+
+TensorBoxes output_boxes(const TileShape& shape, const Problem& problem) {
+  const Strides& strides = tile_output_strides(problem);
+  const auto size = [&](int a) { return shape.gradient ? problem.axes[a].input : problem.axes[a].output(); };
+  return {.element_bytes = shape.element_bytes,
+          .sizes = {size(2), size(1), size(0), problem.groups * shape.out_channels, problem.batch},
+          .strides = {strides[3], strides[2], strides[1], strides[0]},
+          .box = {8 * shape.column_tiles, 1, 1, shape.block_channels, 1}};
+}
 
 void set_stores(const Problem& problem, TileShape& shape, bool aligned) {
   const bool by_channels = shape.output_channels_last && aligned;
   shape.store_vector = by_channels ? channel_vector_of(shape, tile_output_strides(problem)) : 0;
   shape.row_vector = row_vector_of(problem, shape, aligned);
   set_image(problem, shape, aligned);
+  shape.sends_boxes = aligned && may_send_boxes(problem, shape);
 }
 
 bool sends_lines(const TileShape& shape) {

@@ -352,6 +352,33 @@ TEST_F(EmulatedTile, OutputImages) {
   EXPECT_EQ(test::EmulatedCase(problems[0], random).fails(propose_tile(problems[0], test::gpu(90)), 1), "");
 }
 
+// Two-byte outputs that leave as boxes: rows that end inside one and begin before the tensor does, tails of channels,
+// bias, groups, gradients, columns without a cell.
+TEST_F(EmulatedTile, OutputBoxes) {
+  const auto with_bias = [](Problem problem) {
+    problem.bias = true;
+    return problem;
+  };
+  const auto gradient = [](Problem problem) {
+    problem.direction = Direction::grad_input;
+    return problem;
+  };
+  const std::vector<Problem> problems = {
+      with_bias(in(make(2, 16, 20, 1, {axis(136, 1, 1, 0)}), DType::bf16)),
+      gradient(in(make(2, 16, 16, 1, {axis(3, 3, 1, 1), axis(72, 4, 2, 1)}), DType::bf16)),
+      in(make(1, 16, 24, 1, {axis(3, 3, 1, 0), axis(70, 3, 1, 0)}), DType::bf16),
+      in(make(2, 32, 32, 2, {axis(72, 3, 1, 1)}), DType::bf16),
+      in(make(3, 16, 24, 1, {axis(2, 2, 1, 0), axis(3, 3, 1, 1), axis(64, 1, 1, 0)}), DType::bf16),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 2;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto wanted = [](const TileShape& shape) { return shape.sends_boxes; };
+    check_streams(problems[i], wanted, [&](const TileShape& shape) {
+      return std::array{shape.cells() < shape.columns(), test::takes_all() && shape.column_teams > 1};
+    });
+  }
+}
+
 // Few output channels: pairs of neighbouring outputs along any of the axes as phases of a cell, with and without lines;
 // rows and columns of cells that end inside one, paddings that begin inside one, tails of channels, groups, bias, a
 // dilation beside, both layouts, two bytes, strict arithmetic, one to three axes.

@@ -313,40 +313,53 @@ inline void copy_bulk_out(void* global, unsigned shared, int bytes) {
 }
 inline void commit_bulk() {}
 inline void wait_for_bulk_reads() {}
-// Zeros outside the tensor; the columns of 16 bytes are swapped by bits further up in their address.
 inline void prefetch_bulk(const void* global, unsigned bytes) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0 || bytes % 16 != 0 || bytes == 0)
     throw std::runtime_error("misaligned prefetch");
   volatile char touched = static_cast<const char*>(global)[bytes - 1];
   (void)touched;
 }
-inline void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
+// Visits the bytes of a box: those in shared memory, where columns of 16 bytes are swapped by bits further up in their
+// address, and those of the tensor, null outside of it.
+template <typename Visit>
+unsigned for_each_box_byte(unsigned shared, const void* map, const int (&at)[5], Visit&& visit) {
   tconv::cuda::TensorBoxes boxes;
   std::memcpy(&boxes, map, sizeof(boxes));
   if (reinterpret_cast<std::uintptr_t>(boxes.address) % 16 != 0 || shared % 128 != 0 ||
       *std::max_element(boxes.box, boxes.box + 5) > 256)
     throw std::runtime_error("the copy engine takes no such tensor");
   const auto row_bytes = static_cast<unsigned>(boxes.box[0] * boxes.element_bytes);
-  unsigned target = shared;
+  unsigned place = shared;
   for (int row = 0; row < boxes.box[1] * boxes.box[2] * boxes.box[3] * boxes.box[4]; ++row) {
-    const char* source = static_cast<const char*>(boxes.address);
+    char* line = static_cast<char*>(const_cast<void*>(boxes.address));
     bool inside = true;
     int rest = row;
     for (int i = 1; i < 5; ++i) {
       const long long index = at[i] + rest % boxes.box[i] * boxes.steps[i];
       rest /= boxes.box[i];
       inside = inside && index >= 0 && index < boxes.sizes[i];
-      source += index * boxes.strides[i - 1] * boxes.element_bytes;
+      line += index * boxes.strides[i - 1] * boxes.element_bytes;
     }
-    for (unsigned byte = 0; byte < row_bytes; ++byte, ++target) {
-      const long long channel = at[0] + static_cast<int>(byte) / boxes.element_bytes;
-      const unsigned swapped = target ^ (target >> 3U & (row_bytes - 1) & 0x70U);
-      const bool exists = inside && channel >= 0 && channel < boxes.sizes[0];
-      *emulation::place(swapped, 1) =
-          exists ? static_cast<unsigned char>(source[at[0] * boxes.element_bytes + static_cast<int>(byte)]) : 0;
+    for (unsigned byte = 0; byte < row_bytes; ++byte, ++place) {
+      const long long column = at[0] + static_cast<int>(byte) / boxes.element_bytes;
+      const unsigned swapped = place ^ (place >> 3U & (row_bytes - 1) & 0x70U);
+      const bool exists = inside && column >= 0 && column < boxes.sizes[0];
+      visit(emulation::place(swapped, 1),
+            exists ? line + at[0] * boxes.element_bytes + static_cast<int>(byte) : nullptr);
     }
   }
-  update_barrier(barrier, -static_cast<int>(target - shared), 0);
+  return place - shared;
+}
+inline void copy_tensor(unsigned shared, const void* map, const int (&at)[5], unsigned barrier) {
+  const unsigned bytes = for_each_box_byte(shared, map, at, [](auto* here, const char* there) {
+    *here = there == nullptr ? 0 : static_cast<unsigned char>(*there);
+  });
+  update_barrier(barrier, -static_cast<int>(bytes), 0);
+}
+inline void copy_tensor_out(const void* map, const int (&at)[5], unsigned shared) {
+  for_each_box_byte(shared, map, at, [](const auto* here, char* there) {
+    if (there != nullptr) *there = static_cast<char>(*here);
+  });
 }
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}

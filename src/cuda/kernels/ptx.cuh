@@ -261,6 +261,13 @@ __device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, co
       "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
       : "memory");
 }
+// The other way, as far as the box is inside: of the group that copy_bulk_out speaks of.
+__device__ __forceinline__ void copy_tensor_out(const void* map, const int (&at)[5], unsigned shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
+      "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared)
+      : "memory");
+}
 // A kernel that was launched while the one before it still ran waits here until its results are there. Before sm_90
 // kernels of a stream never overlap.
 __device__ __forceinline__ void wait_for_previous_kernel() {

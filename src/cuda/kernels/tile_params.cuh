@@ -87,7 +87,8 @@ struct TileShape {
   int image_row;
   int image_lead;    // positions before a row's first output, which are left out
   bool joins_rows;   // a tile has whole rows, which follow each other in the tensor
-  bool sends_lines;  // the copy engine takes them to the tensor
+  bool sends_lines;  // the copy engine takes them to the tensor, line by line
+  bool sends_boxes;  // or the columns of a team as one box of neighbours by channels
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -276,6 +277,7 @@ struct TileShape {
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
   }
   constexpr bool stores_vectors() const { return store_vector > 1 || row_vector > 1; }
+  constexpr bool sends() const { return sends_lines || sends_boxes; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
@@ -472,6 +474,7 @@ struct TileShape {
     return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
   constexpr int staged_bytes(int channels) const {
+    if (sends_boxes) return channels * columns() * element_bytes;
     if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
@@ -492,7 +495,9 @@ struct TileShape {
     return image_of_columns() && line > 8 * column_tiles ? 8 * column_tiles : line;
   }
   constexpr int image_outputs() const { return tile[0] * tile[1] * span[0] * tile[2] * span[1] * image_row; }
-  constexpr int image_pitch() const {  // in bytes
+  // From one channel to the next, in bytes; of boxes, which the copy engine wants without gaps, in a team's own one.
+  constexpr int image_pitch() const {
+    if (sends_boxes) return 8 * column_tiles * element_bytes;
     const int bytes = (image_of_columns() ? columns() : image_outputs()) * element_bytes;
     return (bytes + 47) / 64 * 64 + 16;
   }
@@ -510,8 +515,12 @@ struct TileShape {
       channels /= 2;
     return channels;
   }
-  // Where outputs are staged: in place of the operands, or beside those of the next tile.
-  constexpr int staged_offset() const { return stays ? pipeline_bytes() : 0; }
+  // Where outputs are staged: in place of the operands, or beside those of the next tile. Boxes begin where the order
+  // of their columns does.
+  constexpr int staged_offset() const {
+    if (!stays) return 0;
+    return sends_boxes ? (pipeline_bytes() + 1023) / 1024 * 1024 : pipeline_bytes();
+  }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
@@ -523,7 +532,7 @@ struct TileShape {
     const int staged = gathers_vectors()  ? gathered_bytes()
                        : store_vector > 0 ? exchange_bytes()
                                           : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
-    if (stays) return pipeline_bytes() + staged;
+    if (stays) return staged_offset() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
@@ -602,4 +611,5 @@ struct TensorTileParams {
   TileParams tile;
   TensorMap input;
   TensorMap weight;  // of weight boxes
+  TensorMap output;  // of boxes that leave
 };

@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
 #if kStores == 1
-    OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
+    OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team, output_map(stream));
 #elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells, input_ring + kShape.pipeline_bytes()), team);
 #elif kStores == 3
@@ -315,5 +315,5 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
 #endif
   });
-  if (kShape.sends_lines) ptx::wait_for_bulk_reads();  // before the block's shared memory is another's
+  if (kShape.sends()) ptx::wait_for_bulk_reads();  // before the block's shared memory is another's
 }

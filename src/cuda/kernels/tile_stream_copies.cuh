@@ -3,9 +3,6 @@
 
 #include "tile_stream_load.cuh"
 
-using StreamParams = TileParams;
-__device__ __forceinline__ const TileParams& tile_params(const StreamParams& params) { return params; }
-
 // Where copies begin along an axis.
 __device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
   return box_begin(params, cells, axis) - (axis == 2 ? box_lead(params, cells) : 0);
@@ -85,9 +82,10 @@ struct InputCopies {
   }
 };
 
-__device__ __forceinline__ void stream_input(const TileParams& params, const TilePlace& tile,
+__device__ __forceinline__ void stream_input(const StreamParams& stream, const TilePlace& tile,
                                              const StreamBarriers& barriers, unsigned ring, int thread,
                                              RingPlace<kShape.input_ring>& place) {
+  const TileParams& params = tile_params(stream);
   const BlockCells& cells = tile.cells;
   const InputCopies copies(params, cells, thread);
   int channel = tile.rank * kShape.block_chunks() * kShape.chunk_read_channels();

@@ -32,7 +32,7 @@ struct OutputImage {
                                          const BlockCells& block_cells, unsigned shared)
       : params(tile_params), rows(block_rows), cells(block_cells), image(shared) {}
 
-  __device__ __forceinline__ void store(const CellTeam& team) const {
+  __device__ __forceinline__ void store(const CellTeam& team, const TensorMap* map) const {
     Element* output =
         static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
         (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
@@ -43,17 +43,19 @@ struct OutputImage {
                        // Unrolled: which sums a turn takes is known then.
 #pragma unroll
     for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
-      if (kShape.sends_lines) ptx::wait_for_bulk_reads();
+      if (kShape.sends()) ptx::wait_for_bulk_reads();
       if (kShape.stays || turn > 0) sync();  // what is there has left
       if constexpr (kAlone) {
         stage_columns(team, turn);
       } else {
         stage_phases(team, turn);
       }
-      if (kShape.sends_lines) ptx::fence_for_async_proxy();
+      if (kShape.sends()) ptx::fence_for_async_proxy();
       sync();
       const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
-      if constexpr (kShape.sends_lines) {
+      if constexpr (kShape.sends_boxes) {
+        if (thread == 0) send_box(team, map);
+      } else if constexpr (kShape.sends_lines) {
         send_pieces(team, channels, output);
       } else {
         copy_out(first, channels, output);
@@ -104,7 +106,12 @@ struct OutputImage {
     const int lane = ptx::opaque(threadIdx.x % 32);  // or places would be kept in registers from turn to turn
     const int column = team.first_column + threadIdx.x / 32 % 4 * 16;
     if constexpr (kBytes == 2) {
-      const unsigned at = image + (lane % 8 + lane / 16 * 8) * kChannelPitch + (column + lane / 8 % 2 * 8) * kBytes;
+      const int channel = lane % 8 + lane / 16 * 8;
+      // Of a box, eight cells of a channel lie where the copy engine looks for them: that spreads channels over the
+      // banks.
+      const unsigned at = kShape.sends_boxes ? box_of(team) + channel * kChannelPitch +
+                                                   ((threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) ^ lane % 8) * 16
+                                             : image + channel * kChannelPitch + (column + lane / 8 % 2 * 8) * kBytes;
       const auto word = [&](int tile, int octet, int half) {
         const float (&sums)[4] = team.octet(tile, turn * kOctets + octet);
         return pair(bias(sums[half * 2], octet, 0), bias(sums[half * 2 + 1], octet, 1));
@@ -233,6 +240,21 @@ struct OutputImage {
       site.inside = site.inside && h.inside && w.inside;
     }
     return site;
+  }
+
+  __device__ __forceinline__ unsigned box_of(const CellTeam& team) const {
+    return image + team.first_column * kTurnChannels * kBytes;
+  }
+  // A team's columns by the copy engine, which leaves out what is not inside.
+  __device__ __forceinline__ void send_box(const CellTeam& team, const TensorMap* map) const {
+    const CellPlace cell = cell_place(team.first_column);
+    if (!cell.exists) return;
+    int at[5] = {0, 0, 0, rows.group * kShape.out_channels + rows.first_channel, cells.first[0] + cell.at[0]};
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis)
+      at[2 - axis] = cells.first[1 + axis] + cell.at[1 + axis] - output_pad(params, axis);
+    ptx::copy_tensor_out(map, at, box_of(team));
+    ptx::commit_bulk();
   }
 
   // Lines by the copy engine, as far as they are inside.

@@ -4,9 +4,6 @@
 
 #include "tile_stream_load.cuh"
 
-using StreamParams = TensorTileParams;
-__device__ __forceinline__ const TileParams& tile_params(const StreamParams& params) { return params.tile; }
-
 __device__ __forceinline__ void stream_input(const StreamParams& stream, const TilePlace& tile,
                                              const StreamBarriers& barriers, unsigned ring, int thread,
                                              RingPlace<kShape.input_ring>& place) {
