@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 _FLUSH_BYTES = 256 << 20  # larger than any L2 cache
-_FLUSH_WRITES = 3  # long enough for the host to issue the call before the GPU gets to it
+_FLUSH_WRITES = 6  # long enough for the host to issue the call before the GPU gets to it
 _WARM_UP_CALLS = 3
 _FEWEST_ROUNDS = 7
 _MOST_ROUNDS = 100
