@@ -86,6 +86,13 @@ def on_gpu(case: Case, dtype: torch.dtype, rng: random.Random):
     return x, w, b
 
 
+def with_channels_last(tensor: torch.Tensor, lead: int) -> torch.Tensor:
+    """A copy whose channels vary fastest, `lead` elements behind an aligned address."""
+    memory = torch.empty(tensor.numel() + lead, device=tensor.device, dtype=tensor.dtype)
+    strides = tensor.movedim(1, -1).contiguous().movedim(-1, 1).stride()
+    return memory[lead:].as_strided(tensor.shape, strides).copy_(tensor)
+
+
 def check(case: Case, x, w, b, actual: torch.Tensor, tf32: bool) -> None:
     function = THEIRS[case.rank]
     expected = function(wide(x), wide(w), wide(b), **case.parameters)
@@ -122,6 +129,43 @@ def test_random_problems(family, precision):
         family == "columns" and (dtype == torch.float64 or (dtype == torch.float32 and not tf32))
     )
     assert ran == 0 if declines_all else ran > max(COUNT // 5, 1) // 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wide_rows_of_halves(dtype):
+    """Rows of a multiple of 8 elements, which leave as boxes, and others: whole and cut off, by several cuts."""
+    rng = random.Random(f"wide rows {dtype} {SEED}")
+    draws = max(COUNT // 5, 1)
+    ran = 0
+    for _ in range(draws):
+        rank = rng.choice((1, 2, 2, 3))
+        kernel = rng.choice((1, 1, 2, 3, 5))
+        stride = rng.choice((1, 2))
+        case = Case(
+            input=(*(rng.randint(1, 5) for _ in range(rank - 1)), rng.choice((8, 8, 8, 4)) * rng.randint(8, 40)),
+            kernel=(*(rng.choice((1, 3)) for _ in range(rank - 1)), kernel),
+            stride=(*(1 for _ in range(rank - 1)), stride),
+            padding=(*(0 for _ in range(rank - 1)), (kernel - 1) // 2),
+            dilation=(1,) * rank,
+            batch=rng.choice((1, 2, 9)),
+            groups=rng.choice((1, 1, 2)),
+            in_per_group=rng.choice((16, 24, 64)),
+            out_per_group=rng.choice((16, 20, 32, 48, 128, 136)),
+            bias=rng.random() < 0.5,
+        )
+        x, w, b = on_gpu(case, dtype, rng)
+        dy = torch.randn(case.batch, case.groups * case.out_per_group, *case.output, device="cuda").to(dtype)
+        with tconv.testing.force_family(f"tile#{rng.choice((0, 0, 1, 2, 4, 8))}"):
+            try:
+                actual = OURS[rank](x, w, b, **case.parameters)
+                gradient, _, _ = backward(case, dy, x, w, (True, False, False))
+            except RuntimeError as error:
+                assert "no kernel family takes the problem" in str(error) or "declines" in str(error), error
+                continue
+        check(case, x, w, b, actual, tf32=False)
+        check_backward(case, x, w, dy, (gradient, None, None), tf32=False)
+        ran += 1
+    assert ran > draws // 2
 
 
 @pytest.mark.parametrize("kernel", [5, 7])
@@ -345,11 +389,11 @@ def test_gradients_of_small_groups(precision):
         if ran == wanted:
             break
         case = draw(rng, "direct")
-        while case.output[-1] % 2 == 0:  # other families take those
-            case = draw(rng, "direct")
         case = replace(case, groups=rng.choice((2, 3, 4)), in_per_group=8, out_per_group=rng.choice((8, 16, 24, 32)))
         x, w, _ = on_gpu(case, dtype, rng)
         dy = torch.randn(case.batch, case.groups * case.out_per_group, *case.output, device="cuda").to(dtype)
+        if rng.random() < 0.4:
+            x, dy = (with_channels_last(t, rng.choice((0, 0, 1, 3))) for t in (x, dy))
         with tconv.testing.force_family("group"):
             try:
                 actual = backward(case, dy, x, w, (True, True, False))
@@ -381,9 +425,7 @@ def test_channels_last_depthwise_and_small_groups(precision):
         x, w, b = (None if t is None else t.to("cuda", dtype) for t in case.tensors(torch.float32))
         shape = (case.batch, case.groups * case.out_per_group, *case.output)
         dy = torch.randn(shape, device="cuda").to(dtype).to(memory_format=CHANNELS_LAST[case.rank])
-        lead = rng.choice((0, 0, 1, 3))
-        memory = torch.empty(x.numel() + lead, device="cuda", dtype=dtype)
-        x = memory[lead:].as_strided(x.shape, x.to(memory_format=CHANNELS_LAST[case.rank]).stride()).copy_(x)
+        x = with_channels_last(x, rng.choice((0, 0, 1, 3)))
         with tconv.testing.force_family(f"direct#{rng.choice((0, 0, 1, 2, 3))}"):
             try:
                 actual = OURS[case.rank](x, w, b, **case.parameters)
