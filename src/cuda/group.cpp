@@ -185,7 +185,9 @@ class GroupKernel final : public Kernel {
     std::copy(problem.weight_strides.begin(), problem.weight_strides.end(), params_.weight_strides);
     std::copy(problem.output_strides.begin(), problem.output_strides.end(), params_.output_strides);
     params_.aligned = pixels_keep_alignment(problem.input_sizes(), problem.input_strides, problem.dtype) &&
-                      pixels_keep_alignment(problem.output_sizes(), problem.output_strides, problem.dtype);
+                              pixels_keep_alignment(problem.output_sizes(), problem.output_strides, problem.dtype)
+                          ? 1
+                          : 0;
     params_.groups = static_cast<int>(problem.groups);
     params_.tiles[0] = static_cast<int>(problem.batch);
     tiles_ = problem.batch;
@@ -216,7 +218,7 @@ class GroupKernel final : public Kernel {
     params.input = buffers.input;
     params.weight = buffers.weight;
     params.sums = static_cast<float*>(buffers.workspace);
-    params.aligned = params_.aligned && is_aligned(buffers.input) && is_aligned(buffers.output);
+    if (!is_aligned(buffers.input) || !is_aligned(buffers.output)) params.aligned = 0;
     void* arguments[] = {&params};
     main_.launch(device_,
                  {.grid_x = static_cast<unsigned>(blocks()),

@@ -181,6 +181,7 @@ KernelSource source_of(const TileShape& shape, const char* file, const char* ent
       "#define kClusterAttribute " +
       (shape.depth_blocks > 1 ? "__cluster_dims__(" + std::to_string(shape.depth_blocks) + ", 1, 1)" : "") + "\n";
   if (shape.streams) {
+    source.config += std::string("#define kMaps ") + (shape.has_maps() ? "1" : "0") + "\n";
     source.config += std::string("#define kTensorCopies ") + (shape.tensor_copies ? "1" : "0") + "\n";
     const int weights = shape.packed ? 0 : !shape.weight_boxes ? 1 : shape.gradient ? 2 : 3;
     source.config += "#define kWeights " + std::to_string(weights) + "\n";
@@ -288,7 +289,7 @@ class TileKernel final : public Kernel {
     const LaunchShape launch = {.grid_x = static_cast<unsigned>(std::min<long long>(blocks_, shape_.most_blocks)),
                                 .block = static_cast<unsigned>(shape_.threads()),
                                 .overlaps_previous = packs && overlaps_pack_};
-    if (shape_.tensor_copies || shape_.sends_boxes) {
+    if (shape_.has_maps()) {
       TensorTileParams with_maps{params, {}, {}, {}};
       if (shape_.tensor_copies) with_maps.input = input_map(input);
       if (shape_.weight_boxes) with_maps.weight = weight_map(buffers.weight);
@@ -464,7 +465,7 @@ Proposal propose_tile_cut(const Problem& problem, const DeviceProperties& device
 Proposal propose_tile(const Problem& problem, const DeviceProperties& device, const TileCandidate& candidate) {
   std::shared_ptr<const TileKernel> unaligned;
   if (candidate.shape.wide_input || candidate.shape.wide_weights || candidate.shape.weight_vector > 1 ||
-      candidate.shape.weight_boxes || candidate.shape.stores_vectors()) {
+      candidate.shape.weight_boxes || candidate.shape.stores_vectors() || candidate.shape.sends_boxes) {
     const std::vector<TileCandidate> narrow = tile_candidates(problem, device, {.aligned = false});
     if (!narrow.empty()) unaligned = std::make_shared<const TileKernel>(problem, device, narrow.front(), nullptr);
   }

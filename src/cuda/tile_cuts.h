@@ -55,7 +55,8 @@ std::vector<int> fold_axes(const Problem& problem, const TileShape& base);
 TileShape folded(TileShape shape, int axis);
 
 // How outputs leave a streaming block that is cut already: what is stored at once, and how it passes shared memory.
-void set_stores(const Problem& problem, TileShape& shape, bool aligned);
+// `may_map`: whether the copy engine may be told where the tensor is.
+void set_stores(const Problem& problem, TileShape& shape, bool aligned, bool may_map);
 
 // Whether the copy engine takes an image's lines to the tensor: long ones, which leave while the next tile is
 // multiplied.

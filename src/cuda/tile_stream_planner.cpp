@@ -358,7 +358,7 @@ void add_cuts(const Problem& problem, const DeviceProperties& device, const Tile
           if (shape.cells() * 2 <= shape.columns() && shape.columns() > 64) continue;
           shape.lead = lead_of(problem, shape);
           shape.stays = shape.depth_blocks == 1;
-          set_stores(problem, shape, aligned);
+          set_stores(problem, shape, aligned, !device.any_batch);
           if (shape.copy_places() > kMostCopyPlaces * (kStreamThreads - 32)) continue;
           if (shape.tensor_copies && !can_map(boxes_of(problem, shape))) continue;
           if (!offsets_fit(shape, problem)) continue;

@@ -97,7 +97,7 @@ void set_image(const Problem& problem, TileShape& shape, bool aligned) {
 bool may_send_boxes(const Problem& problem, const TileShape& shape) {
   if (shape.image_row == 0 || shape.joins_rows || !shape.image_of_columns() || shape.folds()) return false;
   if (shape.element_bytes != 2 || shape.column_tiles != 8 || shape.tile[3] % 64 != 0) return false;
-  if (shape.row_teams * shape.depth_teams > 1 || shape.tensor_copies || shape.block_channels % 8 != 0) return false;
+  if (shape.tensor_copies || shape.block_channels % 8 != 0) return false;
   for (int a = 0; a < kSpatialAxes; ++a) {
     if (shape.output_step(a) != 1) return false;
   }
@@ -117,12 +117,12 @@ TensorBoxes output_boxes(const TileShape& shape, const Problem& problem) {
           .box = {8 * shape.column_tiles, 1, 1, shape.block_channels, 1}};
 }
 
-void set_stores(const Problem& problem, TileShape& shape, bool aligned) {
+void set_stores(const Problem& problem, TileShape& shape, bool aligned, bool may_map) {
   const bool by_channels = shape.output_channels_last && aligned;
   shape.store_vector = by_channels ? channel_vector_of(shape, tile_output_strides(problem)) : 0;
   shape.row_vector = row_vector_of(problem, shape, aligned);
   set_image(problem, shape, aligned);
-  shape.sends_boxes = aligned && may_send_boxes(problem, shape);
+  shape.sends_boxes = aligned && may_map && may_send_boxes(problem, shape);
 }
 
 bool sends_lines(const TileShape& shape) {

@@ -65,6 +65,17 @@ TEST(Launches, CoverEveryPlan) {
   EXPECT_GE(launches, 96);
 }
 
+// What the copy engine knows of a tensor holds for one address and one batch.
+TEST(Launches, HaveNoMaps) {
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    Problem problem = make(2, 64, 64, 1, {axis(136, 1, 1, 0)});
+    problem.dtype = DType::bf16;
+    problem.direction = direction;
+    for (const Launch& launch : record_launches(problem, GpuModel::hopper).launches)
+      EXPECT_EQ(launch.config.find("#define kMaps 1"), std::string::npos);
+  }
+}
+
 TEST(Launches, ForceAndRules) {
   const Problem problem = make(2, 64, 64, 1, {axis(32, 4, 2, 1)});
   EXPECT_EQ(record_launches(problem, GpuModel::ampere, "general").family, "general");

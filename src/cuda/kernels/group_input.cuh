@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads, kShape.resident)
         if (w >= p.input_size[2]) continue;
         Storage* const pixel = line + w * column_stride(p.input_strides);
         const Pair pair = {Element::store(sum[i][half * 2]), Element::store(sum[i][half * 2 + 1])};
-        if (kShape.last && p.aligned) {
+        if (kShape.last && p.aligned != 0) {
           *reinterpret_cast<Pair*>(pixel) = pair;
         } else {
           pixel[0] = pair.first;

@@ -235,7 +235,7 @@ __device__ __forceinline__ void load_box_of_octets(const GroupParams& p, const B
                             is_inside(place.begin[2] + w, p.output_size[2]);
         if (exists) {
           octets[i].load(source + d * p.output_strides[2] + h * p.output_strides[3] + w * p.output_strides[4],
-                         p.aligned);
+                         p.aligned != 0);
         }
       }
 #pragma unroll

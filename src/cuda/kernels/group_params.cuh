@@ -57,8 +57,8 @@ struct GroupShape {
   }
   constexpr int pixel_pitch() const { return (pixels() + 31) / 32 * 32 + 4; }
   // grad_input: products of 16 pixels of a row by 8 input channels. Their depth is eight output channels at one tap,
-  // or, where an even stride leaves half of the banks unused, four at two taps that are neighbours along the width:
-  // banks are even for one of them and odd for the other. A last tap without a neighbour is taken alone.
+  // or, where an even stride leaves at least half of the banks unused, four at two taps that are neighbours along the
+  // width: banks are even for one of them and odd for the other. A last tap without a neighbour is taken alone.
   constexpr bool pairs_taps() const {
     return !weight && same_lead && kernel[2] > 1 && stride[2] % 2 == 0 && dilation[2] % 2 == 1;
   }
@@ -107,5 +107,5 @@ struct GroupParams {
   int pad[3];
   int tiles[4];  // samples, depth, height, width
   int parts;     // blocks of a group: each takes tile after tile
-  bool aligned;  // where channels are neighbours: eight of them begin at multiples of 16 bytes, in both tensors
+  int aligned;   // where channels are neighbours: eight of them begin at multiples of 16 bytes, in both tensors
 };

@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_pixels(const GroupParams& p, const GroupTil
     for (int at = threadIdx.x; at < kShape.pixels(); at += kGroupThreads) {
       Octet octet = {};
       i64 offset;
-      if (offset_if_inside(at, offset)) octet.load(source + offset, p.aligned);
+      if (offset_if_inside(at, offset)) octet.load(source + offset, p.aligned != 0);
 #pragma unroll
       for (int c = 0; c < kGroupChannels; ++c) pixels[c * kShape.pixel_pitch() + at] = operand(octet.channel[c]);
     }

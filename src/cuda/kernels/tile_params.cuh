@@ -278,6 +278,7 @@ struct TileShape {
   }
   constexpr bool stores_vectors() const { return store_vector > 1 || row_vector > 1; }
   constexpr bool sends() const { return sends_lines || sends_boxes; }
+  constexpr bool has_maps() const { return tensor_copies || sends_boxes; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }

@@ -3,11 +3,11 @@
 // on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
-// The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in boxes by the copy engine
-// for a gradient, 3 for a forward layer) and how outputs leave (kStores: 0 through shared memory as sums, 1 as they
-// will lie in the tensor, 2 straight from the sums in vectors of channels, 3 from the sums of several blocks in such
-// vectors).
+// The config is tile.cuh's with kBackCells in bytes, multiply(), and whether the copy engine must know any tensor
+// (kMaps), whether tensor copies bring the input (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in
+// place by threads, 2 in boxes by the copy engine for a gradient, 3 for a forward layer) and how outputs leave
+// (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of
+// channels, 3 from the sums of several blocks in such vectors).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"

@@ -10,16 +10,11 @@ constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
 // Of tensor copies: all but the first warp, one thread of which asks for them.
 constexpr int kRoundingThreads = kInputThreads - 32;
 
-// With what the copy engine must know, where it takes boxes.
-template <bool kMaps>
-struct StreamParamsOf {
-  using Type = TileParams;
-};
-template <>
-struct StreamParamsOf<true> {
-  using Type = TensorTileParams;
-};
-using StreamParams = StreamParamsOf<kShape.tensor_copies || kShape.sends_boxes>::Type;
+#if kMaps
+using StreamParams = TensorTileParams;
+#else
+using StreamParams = TileParams;
+#endif
 __device__ __forceinline__ const TileParams& tile_params(const TileParams& params) { return params; }
 __device__ __forceinline__ const TileParams& tile_params(const TensorTileParams& params) { return params.tile; }
 __device__ __forceinline__ const TensorMap* output_map(const TileParams&) { return nullptr; }
