@@ -643,13 +643,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
     {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 87}, 128, true, true, 128, 4, -1, 4, 4, 1, 5, 1, true, 132, 0, 1, 87, 0, false,
-    false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
-    false};
+    false, false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {784, 400, 16, 780, 396, 12, 776, 392, 8, 772, 388, 4, 768, 384, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {784, 400, 16, 780, 396, 12, 776, 392, 8, 772, 388, 4, 768, 384, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kMaps 0
 #define kTensorCopies 0
 #define kWeights 0
 #define kUnevenPlanes 0
@@ -676,6 +677,7 @@ __device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kMaps
 #undef kTensorCopies
 #undef kWeights
 #undef kUnevenPlanes
@@ -688,13 +690,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
     {1, 1, 1}, {1, 1, 1}, {1, 1, 2, 87}, 128, true, true, 128, 4, -1, 4, 4, 1, 5, 1, true, 132, 0, 1, 87, 0, false,
-    false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
-    false};
+    false, false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {784, 400, 16, 780, 396, 12, 776, 392, 8, 772, 388, 4, 768, 384, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {784, 400, 16, 780, 396, 12, 776, 392, 8, 772, 388, 4, 768, 384, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kMaps 0
 #define kTensorCopies 0
 #define kWeights 0
 #define kUnevenPlanes 0
@@ -722,6 +725,7 @@ constexpr bool kRuns = false;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kMaps
 #undef kTensorCopies
 #undef kWeights
 #undef kUnevenPlanes
@@ -798,12 +802,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 0, 3, 4, 1, 5, 1, true, 132, 0, 4, 64, 0, false, false,
-    1, 32, 1, 2, 1, 1, 2, 1, 15, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false, false};
+    false, 1, 32, 1, 2, 1, 1, 2, 1, 15, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kMaps 0
 #define kTensorCopies 0
 #define kWeights 0
 #define kUnevenPlanes 0
@@ -823,6 +829,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kMaps
 #undef kTensorCopies
 #undef kWeights
 #undef kUnevenPlanes
@@ -835,12 +842,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 8, 64}, 64, true, true, 64, 4, 0, 3, 4, 1, 5, 1, true, 132, 0, 4, 64, 0, false, false,
-    1, 32, 1, 2, 1, 1, 2, 1, 15, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false, false};
+    false, 1, 32, 1, 2, 1, 1, 2, 1, 15, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kMaps 0
 #define kTensorCopies 0
 #define kWeights 0
 #define kUnevenPlanes 0
@@ -861,6 +870,7 @@ constexpr bool kRuns = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kMaps
 #undef kTensorCopies
 #undef kWeights
 #undef kUnevenPlanes
@@ -1051,13 +1061,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
     {1, 1, 1}, {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 0, 4, 4, 1, 5, 1, true, 132, 0, 4, 16, 0, false,
-    false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
-    false};
+    false, false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kMaps 0
 #define kTensorCopies 0
 #define kWeights 0
 #define kUnevenPlanes 0
@@ -1077,6 +1088,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kMaps
 #undef kTensorCopies
 #undef kWeights
 #undef kUnevenPlanes
@@ -1089,13 +1101,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
     {1, 1, 1}, {1, 1, 1}, {1, 1, 12, 16}, 64, true, true, 64, 4, 0, 4, 4, 1, 5, 1, true, 132, 0, 4, 16, 0, false,
-    false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
-    false};
+    false, false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false,
+    false, false};
 __device__ constexpr int kFixedBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {176, 96, 16, 172, 92, 12, 168, 88, 8, 164, 84, 4, 160, 80, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kMaps 0
 #define kTensorCopies 0
 #define kWeights 0
 #define kUnevenPlanes 0
@@ -1116,6 +1129,7 @@ constexpr bool kRuns = false;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kMaps
 #undef kTensorCopies
 #undef kWeights
 #undef kUnevenPlanes
@@ -1192,12 +1206,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 4, 0, 4, 4, 1, 5, 1, true, 132, 0, 4, 64, 0, false, false,
-    1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false, false};
+    false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kMaps 0
 #define kTensorCopies 0
 #define kWeights 0
 #define kUnevenPlanes 0
@@ -1217,6 +1233,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
 constexpr int kSamples = kShape.tile[0];  // of a block
 constexpr int kMostBlocks = kShape.most_blocks;  // of a launch
 #undef kClusterAttribute
+#undef kMaps
 #undef kTensorCopies
 #undef kWeights
 #undef kUnevenPlanes
@@ -1229,12 +1246,14 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 3, 64}, 64, true, true, 64, 4, 0, 4, 4, 1, 5, 1, true, 132, 0, 4, 64, 0, false, false,
-    1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false, false};
+    false, 1, 8, 1, 3, 1, 1, 2, 1, 6, 0, true, 1, true, false, 1, {0, 0, 0}, false, false, true, false, false,
+    false};
 __device__ constexpr int kFixedBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 272, 544, 4, 276, 548, 8, 280, 552, 12, 284, 556, 16, 288, 560, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#define kMaps 0
 #define kTensorCopies 0
 #define kWeights 0
 #define kUnevenPlanes 0
@@ -1255,6 +1274,7 @@ constexpr bool kRuns = true;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
+#undef kMaps
 #undef kTensorCopies
 #undef kWeights
 #undef kUnevenPlanes
@@ -1437,8 +1457,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
     {1, 1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
-    false, false};
+    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1456,8 +1476,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
     {1, 1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
-    false, false};
+    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1540,8 +1560,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 4, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
-    false, false};
+    false, false, false, 1, 4, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1559,8 +1579,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(0), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 8, 32}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 4, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
-    false, false};
+    false, false, false, 1, 4, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
@@ -1737,8 +1757,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
     {1, 1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
-    false, false};
+    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1756,8 +1776,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
     {1, 1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
-    false, false};
+    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
@@ -1840,8 +1860,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
-    false, false};
+    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -1859,8 +1879,8 @@ using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
     1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false, false,
-    false, false};
+    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
@@ -3192,6 +3212,13 @@ __device__ __forceinline__ void copy_tensor(unsigned shared, const void* map, co
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
       "%6}], [%7];" ::"r"(shared),
       "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
+      : "memory");
+}
+// The other way, as far as the box is inside: of the group that copy_bulk_out speaks of.
+__device__ __forceinline__ void copy_tensor_out(const void* map, const int (&at)[5], unsigned shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
+      "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared)
       : "memory");
 }
 // A kernel that was launched while the one before it still ran waits here until its results are there. Before sm_90
@@ -6147,7 +6174,8 @@ struct TileShape {
   int image_row;
   int image_lead;    // positions before a row's first output, which are left out
   bool joins_rows;   // a tile has whole rows, which follow each other in the tensor
-  bool sends_lines;  // the copy engine takes them to the tensor
+  bool sends_lines;  // the copy engine takes them to the tensor, line by line
+  bool sends_boxes;  // or the columns of a team as one box of neighbours by channels
 
   int row_tiles;     // row tiles of a team
   int column_tiles;  // 8-column tiles of a team; even for warps
@@ -6336,6 +6364,8 @@ struct TileShape {
     return channel / group * group + within / 2 * 8 + channel % group / store_vector * 2 + within % 2;
   }
   constexpr bool stores_vectors() const { return store_vector > 1 || row_vector > 1; }
+  constexpr bool sends() const { return sends_lines || sends_boxes; }
+  constexpr bool has_maps() const { return tensor_copies || sends_boxes; }
   constexpr int columns() const { return 8 * column_tiles * column_teams; }
   constexpr int cells() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   constexpr int teams() const { return row_teams * column_teams * depth_teams; }
@@ -6532,6 +6562,7 @@ struct TileShape {
     return channels * staged_pitch() + (output_channels_last || slots[2] == 1 ? 0 : apart > 2 ? apart : 2);
   }
   constexpr int staged_bytes(int channels) const {
+    if (sends_boxes) return channels * columns() * element_bytes;
     if (image_row > 0) return (channels + 7) / 8 * 8 * image_pitch();
     return (all_slots() * staged_slot_pitch(channels) * 4 + 15) / 16 * 16;
   }
@@ -6552,7 +6583,9 @@ struct TileShape {
     return image_of_columns() && line > 8 * column_tiles ? 8 * column_tiles : line;
   }
   constexpr int image_outputs() const { return tile[0] * tile[1] * span[0] * tile[2] * span[1] * image_row; }
-  constexpr int image_pitch() const {  // in bytes
+  // From one channel to the next, in bytes; of boxes, which the copy engine wants without gaps, in a team's own one.
+  constexpr int image_pitch() const {
+    if (sends_boxes) return 8 * column_tiles * element_bytes;
     const int bytes = (image_of_columns() ? columns() : image_outputs()) * element_bytes;
     return (bytes + 47) / 64 * 64 + 16;
   }
@@ -6570,8 +6603,12 @@ struct TileShape {
       channels /= 2;
     return channels;
   }
-  // Where outputs are staged: in place of the operands, or beside those of the next tile.
-  constexpr int staged_offset() const { return stays ? pipeline_bytes() : 0; }
+  // Where outputs are staged: in place of the operands, or beside those of the next tile. Boxes begin where the order
+  // of their columns does.
+  constexpr int staged_offset() const {
+    if (!stays) return 0;
+    return sends_boxes ? (pipeline_bytes() + 1023) / 1024 * 1024 : pipeline_bytes();
+  }
   // Packed weights of warpgroups come by the copy engine, which tells barriers, behind everything else in shared
   // memory.
   constexpr bool bulk_weights() const { return warpgroup && packed; }
@@ -6583,7 +6620,7 @@ struct TileShape {
     const int staged = gathers_vectors()  ? gathered_bytes()
                        : store_vector > 0 ? exchange_bytes()
                                           : (staged_bytes(turn_channels()) + table_bytes() + 15) / 16 * 16;
-    if (stays) return pipeline_bytes() + staged;
+    if (stays) return staged_offset() + staged;
     return pipeline_bytes() > staged ? pipeline_bytes() : staged;
   }
   constexpr int barriers() const {
@@ -6662,6 +6699,7 @@ struct TensorTileParams {
   TileParams tile;
   TensorMap input;
   TensorMap weight;  // of weight boxes
+  TensorMap output;  // of boxes that leave
 };
 """
 FILES["tile_place.cuh"] = r"""
@@ -7064,11 +7102,11 @@ FILES["tile_stream.cuh"] = r"""
 // on the way, so that nothing is put into the tile format, no thread waits for global memory, and a tap that a phase
 // does not have is a product left out. The weights are the other operand, by descriptor.
 //
-// The config is tile.cuh's with kBackCells in bytes, multiply(), and whether tensor copies bring the input
-// (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in place by threads, 2 in boxes by the copy engine
-// for a gradient, 3 for a forward layer) and how outputs leave (kStores: 0 through shared memory as sums, 1 as they
-// will lie in the tensor, 2 straight from the sums in vectors of channels, 3 from the sums of several blocks in such
-// vectors).
+// The config is tile.cuh's with kBackCells in bytes, multiply(), and whether the copy engine must know any tensor
+// (kMaps), whether tensor copies bring the input (kTensorCopies), where weights come from (kWeights: 0 packed, 1 in
+// place by threads, 2 in boxes by the copy engine for a gradient, 3 for a forward layer) and how outputs leave
+// (kStores: 0 through shared memory as sums, 1 as they will lie in the tensor, 2 straight from the sums in vectors of
+// channels, 3 from the sums of several blocks in such vectors).
 #include "tile_stream_load.cuh"
 #if kTensorCopies
 #include "tile_stream_tensor.cuh"
@@ -7365,7 +7403,7 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
     // Worked out again rather than kept in registers that the products need.
     const TilePlace place(params, ptx::opaque(tile));
 #if kStores == 1
-    OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team);
+    OutputImage(params, place.rows, place.cells, input_ring + kShape.staged_offset()).store(team, output_map(stream));
 #elif kStores == 2
     store_directly(VectorStore(params, place.rows, place.cells, input_ring + kShape.pipeline_bytes()), team);
 #elif kStores == 3
@@ -7376,16 +7414,13 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
     store_block(params, place.rows, place.cells, team, place.rank, shared_memory);
 #endif
   });
-  if (kShape.sends_lines) ptx::wait_for_bulk_reads();  // before the block's shared memory is another's
+  if (kShape.sends()) ptx::wait_for_bulk_reads();  // before the block's shared memory is another's
 }
 """
 FILES["tile_stream_copies.cuh"] = r"""
 // Boxes of input as they lie in memory, by asynchronous copies of single threads.
 
 #include "tile_stream_load.cuh"
-
-using StreamParams = TileParams;
-__device__ __forceinline__ const TileParams& tile_params(const StreamParams& params) { return params; }
 
 // Where copies begin along an axis.
 __device__ __forceinline__ int copy_begin(const TileParams& params, const BlockCells& cells, int axis) {
@@ -7449,7 +7484,7 @@ struct InputCopies {
     constexpr bool kWholeChunks = kShape.channels % kShape.chunk_channels() == 0;
     // One pointer for all threads and a 32-bit offset of their own are an addressing mode of the copy.
     const char* from = reinterpret_cast<const char*>(base);
-#pragma unroll(kPerThread <= 2 ? 4 : 1)
+#pragma unroll(kPerThread <= (kWholeChunks ? 2 : 1) ? 4 : 1)
     for (int turn = 0; turn < kTurns; ++turn) {
       const int channel =
           kShape.input_channels_last ? thread % kShape.slabs * kShape.vector() : first_channel + turn * kAtOnce;
@@ -7466,9 +7501,10 @@ struct InputCopies {
   }
 };
 
-__device__ __forceinline__ void stream_input(const TileParams& params, const TilePlace& tile,
+__device__ __forceinline__ void stream_input(const StreamParams& stream, const TilePlace& tile,
                                              const StreamBarriers& barriers, unsigned ring, int thread,
                                              RingPlace<kShape.input_ring>& place) {
+  const TileParams& params = tile_params(stream);
   const BlockCells& cells = tile.cells;
   const InputCopies copies(params, cells, thread);
   int channel = tile.rank * kShape.block_chunks() * kShape.chunk_read_channels();
@@ -7501,6 +7537,16 @@ constexpr int kInputThreads = kStreamThreads - 32;  // the others bring weights
 constexpr int kInputArrivals = kShape.tensor_copies ? 1 : kInputThreads;
 // Of tensor copies: all but the first warp, one thread of which asks for them.
 constexpr int kRoundingThreads = kInputThreads - 32;
+
+#if kMaps
+using StreamParams = TensorTileParams;
+#else
+using StreamParams = TileParams;
+#endif
+__device__ __forceinline__ const TileParams& tile_params(const TileParams& params) { return params; }
+__device__ __forceinline__ const TileParams& tile_params(const TensorTileParams& params) { return params.tile; }
+__device__ __forceinline__ const TensorMap* output_map(const TileParams&) { return nullptr; }
+__device__ __forceinline__ const TensorMap* output_map(const TensorTileParams& params) { return &params.output; }
 
 // Barriers of the rings, in shared memory: a slot is full, and a slot is empty.
 struct StreamBarriers {
@@ -7916,7 +7962,7 @@ struct OutputImage {
                                          const BlockCells& block_cells, unsigned shared)
       : params(tile_params), rows(block_rows), cells(block_cells), image(shared) {}
 
-  __device__ __forceinline__ void store(const CellTeam& team) const {
+  __device__ __forceinline__ void store(const CellTeam& team, const TensorMap* map) const {
     Element* output =
         static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
         (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
@@ -7927,17 +7973,19 @@ struct OutputImage {
                        // Unrolled: which sums a turn takes is known then.
 #pragma unroll
     for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
-      if (kShape.sends_lines) ptx::wait_for_bulk_reads();
+      if (kShape.sends()) ptx::wait_for_bulk_reads();
       if (kShape.stays || turn > 0) sync();  // what is there has left
       if constexpr (kAlone) {
         stage_columns(team, turn);
       } else {
         stage_phases(team, turn);
       }
-      if (kShape.sends_lines) ptx::fence_for_async_proxy();
+      if (kShape.sends()) ptx::fence_for_async_proxy();
       sync();
       const int channels = min(kTurnChannels, kShape.out_channels - rows.first_channel - turn * kTurnChannels);
-      if constexpr (kShape.sends_lines) {
+      if constexpr (kShape.sends_boxes) {
+        if (thread == 0) send_box(team, map);
+      } else if constexpr (kShape.sends_lines) {
         send_pieces(team, channels, output);
       } else {
         copy_out(first, channels, output);
@@ -7988,7 +8036,12 @@ struct OutputImage {
     const int lane = ptx::opaque(threadIdx.x % 32);  // or places would be kept in registers from turn to turn
     const int column = team.first_column + threadIdx.x / 32 % 4 * 16;
     if constexpr (kBytes == 2) {
-      const unsigned at = image + (lane % 8 + lane / 16 * 8) * kChannelPitch + (column + lane / 8 % 2 * 8) * kBytes;
+      const int channel = lane % 8 + lane / 16 * 8;
+      // Of a box, eight cells of a channel lie where the copy engine looks for them: that spreads channels over the
+      // banks.
+      const unsigned at = kShape.sends_boxes ? box_of(team) + channel * kChannelPitch +
+                                                   ((threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) ^ lane % 8) * 16
+                                             : image + channel * kChannelPitch + (column + lane / 8 % 2 * 8) * kBytes;
       const auto word = [&](int tile, int octet, int half) {
         const float (&sums)[4] = team.octet(tile, turn * kOctets + octet);
         return pair(bias(sums[half * 2], octet, 0), bias(sums[half * 2 + 1], octet, 1));
@@ -8117,6 +8170,21 @@ struct OutputImage {
       site.inside = site.inside && h.inside && w.inside;
     }
     return site;
+  }
+
+  __device__ __forceinline__ unsigned box_of(const CellTeam& team) const {
+    return image + team.first_column * kTurnChannels * kBytes;
+  }
+  // A team's columns by the copy engine, which leaves out what is not inside.
+  __device__ __forceinline__ void send_box(const CellTeam& team, const TensorMap* map) const {
+    const CellPlace cell = cell_place(team.first_column);
+    if (!cell.exists) return;
+    int at[5] = {0, 0, 0, rows.group * kShape.out_channels + rows.first_channel, cells.first[0] + cell.at[0]};
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis)
+      at[2 - axis] = cells.first[1 + axis] + cell.at[1 + axis] - output_pad(params, axis);
+    ptx::copy_tensor_out(map, at, box_of(team));
+    ptx::commit_bulk();
   }
 
   // Lines by the copy engine, as far as they are inside.
@@ -8523,9 +8591,6 @@ FILES["tile_stream_tensor.cuh"] = r"""
 // the pixels of one residue of the stride, and then the next channels.
 
 #include "tile_stream_load.cuh"
-
-using StreamParams = TensorTileParams;
-__device__ __forceinline__ const TileParams& tile_params(const StreamParams& params) { return params.tile; }
 
 __device__ __forceinline__ void stream_input(const StreamParams& stream, const TilePlace& tile,
                                              const StreamBarriers& barriers, unsigned ring, int thread,
