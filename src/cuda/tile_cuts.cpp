@@ -165,6 +165,20 @@ bool may_pack(const TileShape& shape, const Problem& problem) {
   return packed < 8 * weights + (64 << 20);
 }
 
+bool taps_lie_alike(const TileShape& shape) {
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    if (shape.output_step(a) % shape.span[a] != 0) return false;
+    for (int i = shape.span[a] * shape.backs[a]; i < shape.stride[a] * shape.backs[a]; ++i) {
+      const int residue = i / shape.backs[a];
+      const int first = residue % shape.span[a];  // the same of the first block
+      const int tap = shape.axis_tap(a, residue, i % shape.backs[a]);
+      const int first_tap = shape.axis_tap(a, first, i % shape.backs[a]);
+      if (first_tap < 0 ? tap >= 0 : tap != first_tap + residue - first) return false;
+    }
+  }
+  return true;
+}
+
 std::vector<std::array<int, 3>> span_choices(const TileShape& base) {
   if (base.gradient || base.folds()) return {{base.output_step(0), base.output_step(1), base.output_step(2)}};
   std::vector<std::array<int, 3>> spans = {

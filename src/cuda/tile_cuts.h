@@ -42,6 +42,10 @@ bool has_dense_taps(const Problem& problem);
 // of 16 bytes on.
 bool has_weight_runs(const Problem& problem);
 
+// Whether one table says for all blocks where their taps are: those of a block's phases lie behind those of the first
+// block's by as many taps as the phases do.
+bool taps_lie_alike(const TileShape& shape);
+
 // Whether a packed copy of the weights may be made: a grid of the pack kernel has limits, and blocks of a few phases
 // out of many would multiply the copy's size.
 bool may_pack(const TileShape& shape, const Problem& problem);

@@ -283,10 +283,7 @@ int weight_vector_of(const TileShape& shape, bool aligned) {
 // (and was never faster for gradients).
 bool set_weights_in_place(TileShape& shape, const Problem& problem, bool aligned) {
   constexpr int kMostPlaces = 1024;  // in constant memory
-  if (shape.gradient || shape.folds() || !has_dense_taps(problem)) return false;
-  for (int a = 0; a < kSpatialAxes; ++a) {
-    if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
-  }
+  if (shape.gradient || shape.folds() || !has_dense_taps(problem) || !taps_lie_alike(shape)) return false;
   if (shape.all_backs() * shape.all_slots() > kMostPlaces) return false;
   const std::array<std::int64_t, 3> steps = {problem.weight_strides[0], problem.weight_strides[1],
                                              problem.weight_strides[4]};

@@ -47,11 +47,10 @@ bool has_forward_boxes(const TileShape& shape, const Problem& problem) {
   if (shape.element_bytes != 2 || problem.weight_strides[1] != 1 || shape.block_channels % 16 != 0) return false;
   // Sums have the order of the tensor, and are exchanged for vectors of eight channels.
   if (shape.store_vector > 2 && shape.store_vector != shape.vector()) return false;
-  for (int a = 0; a < kSpatialAxes; ++a) {
-    if (shape.output_step(a) % shape.span[a] != 0) return false;  // the taps of all blocks lie alike
-    if (shape.kernel[a] >= kMostTaps) return false;
+  for (const int taps : shape.kernel) {
+    if (taps >= kMostTaps) return false;
   }
-  return shape.all_backs() * shape.all_slots() <= kMostPlaces;
+  return taps_lie_alike(shape) && shape.all_backs() * shape.all_slots() <= kMostPlaces;
 }
 
 }  // namespace

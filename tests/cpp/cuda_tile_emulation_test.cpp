@@ -379,6 +379,14 @@ TEST_F(EmulatedTile, OutputBoxes) {
   }
 }
 
+// More distances than a block counts, of which each residue lacks most: weights are not read in place then.
+TEST_F(EmulatedTile, ManyDistances) {
+  Problem problem = in(make(1, 16, 8, 1, {axis(12, 7, 2, 2, 0, 3), axis(1, 8, 1, 0)}), DType::bf16);
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  EXPECT_EQ(test::EmulatedCase(problem, random).fails(propose_tile(problem, test::gpu(90))), "");
+}
+
 // Few output channels: pairs of neighbouring outputs along any of the axes as phases of a cell, with and without lines;
 // rows and columns of cells that end inside one, paddings that begin inside one, tails of channels, groups, bias, a
 // dilation beside, both layouts, two bytes, strict arithmetic, one to three axes.
