@@ -2,8 +2,8 @@
 //   grad_weight[ci][co][tap] = sum over cells p of  grad_output[co][p] input[ci][p + offset(tap)],
 // a matrix product over the cells of the packed line. With enough input channels the vectors run along them (the input
 // is packed with its channels innermost); with few, along the cells, as dot products.
-// With few output channels, their taps are the rows of the product instead: grad_output is read at another place for
-// each, and the input where it is.
+// With few output channels, their taps are the rows of the product instead: each reads a window of grad_output from
+// another place.
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -17,6 +17,7 @@
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
 #include "cpu/weight_blocks.h"
+#include "cpu/windows.h"
 
 namespace tconv::cpu {
 namespace {
@@ -32,8 +33,10 @@ constexpr std::int64_t kFewestTasks = 4;           // for which blocks of output
 constexpr std::int64_t kFewestOutputs = 64;        // of a block that is cut for it
 constexpr std::int64_t kRows = 16;                 // output channels are cut at multiples of this
 constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
+constexpr std::int64_t kFewestInputs = 32;         // of a block where taps are rows
+constexpr std::int64_t kFewestCells = 128;         // of a tile there
+constexpr std::int64_t kLongTapRow = 4;            // taps that are rows of a product by themselves
 constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
-constexpr std::int64_t kFewOutputs = 6;            // fewer output channels than this: their taps are the rows
 constexpr std::int64_t kMostAlternating = 4;       // phases of a row that are read together
 constexpr double kMostFilled = 1.1;                // a line that is longer than its cells by more is closed up
 
@@ -81,6 +84,23 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
       std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
   const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });
   blocking.cells = std::clamp<std::int64_t>((alone ? kMostPackedAlone : kMostPacked) / widest, 128, 2048);
+  if (blocking.taps_are_rows) {
+    // Where there is no room for partial sums, blocks of input channels are the tasks.
+    const bool one_split = room_for_partials(problem) < 2 * taps * outputs * blocking.inputs;
+    std::int64_t cells = problem.batch;
+    for (const Axis& axis : problem.axes) cells *= axis.input;
+    const std::int64_t wanted = one_split ? cells : std::max(ceil_div(cells, kTasksWanted), kFewestCells);
+    const auto of_window = cells_of_window(problem, std::min(blocking.cells, wanted), kMostPacked);
+    blocking.taps_are_rows = of_window.has_value();
+    if (of_window) {
+      blocking.cells = *of_window;
+      blocking.outputs = outputs;
+      if (one_split && cells > kFewestCells && inputs > kFewestInputs) {
+        blocking.inputs = kFewestInputs;
+        blocking.input_blocks = ceil_div(inputs, kFewestInputs);
+      }
+    }
+  }
   return blocking;
 }
 
@@ -91,7 +111,14 @@ class GradWeight final : public Kernel {
       : problem_(problem),
         blocking_(blocking),
         tiling_(std::move(tiling)),
-        blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)) {}
+        window_(blocking.taps_are_rows ? Window(problem, tiling_.shape()) : Window()),
+        blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)) {
+    // Where a tile is whole images, all are the same.
+    if (blocking.taps_are_rows && tiling_.shape().tiles_along == Triple{1, 1, 1} && problem.batch > 0) {
+      const Tile tile = tiling_.tile(0);
+      whole_ = tap_rows_of(tile, target_runs(tiling_, tile, tiling_.phases()[0], problem.input_strides));
+    }
+  }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     const auto* input = static_cast<const E*>(buffers.input);
@@ -134,7 +161,7 @@ class GradWeight final : public Kernel {
     const std::int64_t last_tile = tiling_.tiles() * (split + 1) / blocks_.splits();
     if (blocking_.taps_are_rows) {
       for (std::int64_t index = first_tile; index < last_tile; ++index) {
-        sum_tile_by_taps(tiling_.tile(index), input_view, grad_view, block, memory);
+        sum_tile_by_taps(tiling_.tile(index), input_view, grad_view.data, block, memory);
       }
       return;
     }
@@ -204,69 +231,125 @@ class GradWeight final : public Kernel {
     }
   }
 
-  // One tile, where the taps are the rows: the tile is a tile of input cells, and grad_output has the halo.
-  void sum_tile_by_taps(const Tile& tile, const View<const E>& input, const View<const E>& grad, T* sums,
-                        Memory& memory) const {
-    if (tile.length <= 0) return;  // an empty input
+  // One tile, where the taps are the rows: the tile is a tile of input cells, and each row reads the window of
+  // grad_output from another place.
+  void sum_tile_by_taps(const Tile& tile, const View<const E>& input, const E* grad, T* sums, Memory& memory) const {
     const MathOps<T>& math = math_ops<T>();
     const PhaseTile& phase = tiling_.phases()[0];
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
-    const std::int64_t grad_size = static_cast<std::int64_t>(tiling_.sources().size()) * tiling_.plane_size();
-    T* const packed_grad = memory.grad.get(grad.channels * grad_size);
-    pack_source(tiling_, tile, grad, PackedSteps{grad_size, 1}, packed_grad);
-    const std::int64_t row_count = grad.channels * taps;
-    std::int64_t* const offsets = memory.offsets.get(row_count);
-    for (std::int64_t m = 0; m < row_count; ++m) {
-      const Tap& tap = phase.taps[m % taps];
-      offsets[m] = m / taps * grad_size + tap.source * tiling_.plane_size() + tiling_.lead() + tap.offset;
-    }
+    T* const window = memory.grad.get(window_.size());
+    window_.load(tile, grad, window);
+    const std::int64_t row_count = blocking_.group_outputs * taps;
+    std::int64_t* const rows = memory.offsets.get(row_count);
+    for (std::int64_t m = 0; m < row_count; ++m) rows[m] = window_.place_of_tap(m / taps, phase.taps[m % taps].tap);
 
-    // The positions of the line that are multiplied: what lies between rows is left out where it is much.
-    Runs runs = target_runs(tiling_, tile, phase, input.strides);
+    const Runs runs = target_runs(tiling_, tile, phase, input.strides);
+    if (runs.count() == 0) return;
+    MultiplyTaps<T> job;
+    job.a_step = window_.place_on_line(runs.line_step());
+    job.c_step = blocking_.inputs;
+    // Pieces of runs, several of them between two visits to the results where they are short.
+    const std::int64_t depth = even_parts(runs.count(), kDepth);
+    const std::int64_t together = std::max<std::int64_t>(kDepth / depth, 1);
     std::vector<std::int64_t> positions;
-    std::int64_t length = tile.length;
-    const std::int64_t cells = runs.count() * static_cast<std::int64_t>(runs.all().size());
-    if (runs.along_row() && kMostFilled * static_cast<double>(cells) < static_cast<double>(length)) {
-      runs = runs.closed_up(positions);
-      length = cells;
-    }
-    const std::int64_t row_length = positions.empty() ? length : std::max<std::int64_t>(runs.count(), 1);
-
-    const auto size = math.tile_for(row_count, input.channels);
+    const Runs closed = runs.closed_up(positions);
+    const bool known = !whole_.empty() && tile.images == tiling_.shape().images;
+    const std::vector<TapRows> own = known ? std::vector<TapRows>() : tap_rows_of(tile, runs);
+    const std::vector<TapRows>& by_runs = known ? whole_ : own;
+    const auto size = math.tile_for(by_runs.front().rows, input.channels, kMostCells);
     const std::int64_t panel = size.vectors * math.lanes;
-    T* const packed_input = memory.input.get(round_up(input.channels, kMostLanes) * length);
-    for (std::int64_t n = 0; n < input.channels; n += panel) {
+    const bool in_place = std::is_same_v<E, T> && input.strides[1] == 1 && input.channels % math.lanes == 0;
+    const auto cells = static_cast<std::int64_t>(positions.size());
+    T* const packed_input = in_place ? nullptr : memory.input.get(round_up(input.channels, kMostLanes) * cells);
+    for (std::int64_t n = 0; n < input.channels && !in_place; n += panel) {
       const std::int64_t width = panel_width(math, panel, input.channels, n);
-      if (width > input.channels - n) {
-        std::fill_n(packed_input + n * length, width * length, T{0});
-      } else if (positions.empty()) {
-        clear_around(runs, 0, length, width, packed_input + n * length);
+      for (std::int64_t i = 0; i < cells && width > input.channels - n; ++i) {
+        T* const cell = packed_input + n * cells + i * width;
+        std::fill(cell + input.channels - n, cell + width, T{0});
       }
       load_runs(View<const E>{input.data + n * input.strides[1], input.strides, std::min(panel, input.channels - n)},
-                runs, PackedSteps{1, width}, packed_input + n * length);
+                closed, PackedSteps{1, width}, packed_input + n * cells);
     }
 
-    const RowPanels row_panels(math, size.rows);
-    T* const rows = memory.rows.get(row_panels.size(row_count, kDepth));
-    Multiply<T> job;
-    job.a = rows;
-    job.c = sums;
-    job.c_step = blocking_.inputs;
-    job.accumulate = true;
-    for (std::int64_t k = 0; k < length; k += kDepth) {
-      job.depth = std::min(kDepth, length - k);
-      for (std::int64_t first = k; first < k + job.depth;) {
-        const std::int64_t position = positions.empty() ? first : positions[first];
-        const std::int64_t count = std::min(row_length - first % row_length, k + job.depth - first);
-        for (std::int64_t m = 0; m < row_count; m += row_panels.rows) {
-          element_ops<T, T>().load_lines(packed_grad + position, offsets + m,
-                                         rows + row_panels.place(m, job.depth) + (first - k) * row_panels.step,
-                                         row_panels.step, std::min(row_panels.rows, row_count - m), count);
-        }
-        first += count;
+    std::vector<std::int64_t> b_places;
+    b_places.reserve(runs.all().size());
+    for (std::int64_t n = 0; n < input.channels; n += panel) {
+      const std::int64_t width = panel_width(math, panel, input.channels, n);
+      job.b_step = in_place ? runs.tensor_step() : width;
+      const T* columns = packed_input + n * cells;
+      if constexpr (std::is_same_v<E, T>) {
+        if (in_place) columns = input.data + n;
       }
-      multiply_panels(math, size, row_count, input.channels, {packed_input, length, k}, job);
+      for (std::int64_t first = 0; first < runs.count(); first += depth) {
+        job.depth = std::min(depth, runs.count() - first);
+        job.a = window + first * job.a_step;
+        job.b = columns + first * job.b_step;
+        for (const TapRows& group : by_runs) {
+          b_places.clear();
+          for (const std::size_t r : group.runs) {
+            b_places.push_back(in_place ? runs.all()[r].tensor : closed.all()[r].line * width);
+          }
+          const std::int64_t count = std::ssize(group.runs);
+          for (std::int64_t r = 0; r < count; r += together) {
+            job.a_places = group.places.data() + r;
+            job.b_places = b_places.data() + r;
+            job.parts = std::min(together, count - r);
+            for (std::int64_t m = group.first; m < row_count; m += group.step) {
+              for (std::int64_t i = m; i < m + group.rows; i += size.rows) {
+                job.a_rows = rows + i;
+                job.c = sums + i * blocking_.inputs + n;
+                math.multiply_taps[std::min(size.rows, m + group.rows - i) - 1][width / math.lanes - 1](job);
+              }
+            }
+          }
+        }
+      }
     }
+  }
+
+  // Rows of the product, `rows` of them from `first` on and every `step`, and the runs of cells that they are summed
+  // over, with their places in the window.
+  struct TapRows {
+    std::int64_t first = 0;
+    std::int64_t rows = 0;
+    std::int64_t step = 0;
+    std::vector<std::size_t> runs;
+    std::vector<std::int64_t> places;
+  };
+
+  // All of them together or, where much of what they read lies outside, the taps of a row by themselves.
+  std::vector<TapRows> tap_rows_of(const Tile& tile, const Runs& runs) const {
+    const std::int64_t taps = tiling_.all_taps();
+    const std::int64_t width = problem_.axes[2].kernel;
+    const std::size_t count = runs.all().size();
+    std::vector<TapRows> all;
+    const auto add = [&](TapRows& rows, std::size_t r) {
+      rows.runs.push_back(r);
+      rows.places.push_back(window_.place_on_line(runs.all()[r].line));
+    };
+    if (runs.along_row() && width >= kLongTapRow) {
+      std::vector<std::array<Window::TapRange, 2>> reached;
+      for (const Runs::Run& run : runs.all()) {
+        const Triple cell = window_.cell_on_line(run.line);
+        reached.push_back(
+            {window_.taps_of_cell(0, tile.begin[0] + cell[0]), window_.taps_of_cell(1, tile.begin[1] + cell[1])});
+      }
+      std::size_t reading = 0;
+      for (std::int64_t t = 0; t < taps; t += width) {
+        const Triple& tap = tiling_.phases()[0].taps[t].tap;
+        TapRows& group = all.emplace_back(TapRows{t, width, taps, {}, {}});
+        for (std::size_t r = 0; r < count; ++r) {
+          if (reached[r][0].has(tap[0]) && reached[r][1].has(tap[1])) add(group, r);
+        }
+        reading += group.runs.size();
+      }
+      if (kMostFilled * static_cast<double>(reading) < static_cast<double>(all.size() * count)) return all;
+      all.clear();
+    }
+    const std::int64_t row_count = blocking_.group_outputs * taps;
+    TapRows& together = all.emplace_back(TapRows{0, row_count, row_count, {}, {}});
+    for (std::size_t r = 0; r < count; ++r) add(together, r);
+    return all;
   }
 
   // The input of a tile as [panel of channels][position][channel], zero wherever there is none.
@@ -356,15 +439,17 @@ class GradWeight final : public Kernel {
   Problem problem_;
   SumBlocking blocking_;
   Tiling tiling_;
+  // Where taps are rows: what they read, and which of them read what in a tile of whole images.
+  Window window_;
+  std::vector<TapRows> whole_;
   WeightBlocks<E, T> blocks_;
 };
 
 Proposal propose_as_it_is(const Problem& problem) {
   const SumBlocking blocking = choose_sum_blocking(problem);
   AxisMaps maps;
-  for (int a = 0; a < kSpatialAxes; ++a) {
-    maps[a] = blocking.taps_are_rows ? map_from_input(problem.axes[a]) : map_from_output(problem.axes[a]);
-  }
+  for (int a = 0; a < kSpatialAxes; ++a) maps[a] = map_from_output(problem.axes[a]);
+  if (blocking.taps_are_rows) maps = maps_of_cells(problem);
   Tiling tiling(std::move(maps), problem.batch, blocking.cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +

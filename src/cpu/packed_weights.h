@@ -33,6 +33,7 @@ enum class WeightOrder {
   along_cells,      // cells: [phase][panel of targets][channel][tap][target of the panel]
   along_targets,    // targets: [phase][panel][channel][tap][target], the last panel filled with zeros to whole vectors
   channels_inside,  // targets, channels innermost in the source: [phase][panel][tap][channel][target]
+  taps_inside,      // targets, taps innermost in the source: as along_targets
 };
 
 template <typename E, typename T>
@@ -75,8 +76,7 @@ class PackedWeights {
 
   // The register tiles whose columns are target channels.
   MathOps<T>::TileSize tile_along_targets(const MathOps<T>& math, std::int64_t count) const {
-    return order_ == WeightOrder::channels_inside ? math.tile_for_cells(longest_, count)
-                                                  : math.tile_for(longest_, count);
+    return order_ == WeightOrder::along_targets ? math.tile_for(longest_, count) : math.tile_for_cells(longest_, count);
   }
 
   void pack(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,

@@ -1,6 +1,7 @@
 #include "cpu/families.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/wide_rows.h"
+#include "cpu/windows.h"
 #include "tconv/error.h"
 
 namespace tconv::cpu {
@@ -9,8 +10,11 @@ namespace {
 
 Proposal propose_as_it_is(const Problem& problem, const DeviceProperties& device) {
   switch (problem.direction) {
-    case Direction::forward:
-    case Direction::grad_input: return propose_correlate(problem, device);
+    case Direction::forward: return propose_correlate(problem, device);
+    case Direction::grad_input: {
+      Proposal proposal = propose_windows(problem);
+      return proposal.kernel != nullptr ? proposal : propose_correlate(problem, device);
+    }
     case Direction::grad_weight: return propose_grad_weight(problem);
     case Direction::grad_bias: return propose_grad_bias(problem);
   }

@@ -101,15 +101,24 @@ class ResultStore {
       job.phases = tiling_.row_phases();
       job.cell_step = results.row_size;
       job.to_step = view.strides[1];
-      job.count = shortest.count();
       job.channels = view.channels;
       job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
-      for (const Runs::Run& run : runs.all()) {
-        job.from = results.sums + run.line * results.row_size;
-        job.to = view.data + run.tensor;
+      const std::vector<Runs::Run>& rows = runs.all();
+      const std::int64_t count = shortest.count();
+      for (std::size_t first = 0, next = 0; first < rows.size(); first = next) {
+        // Rows without anything between them are one.
+        job.count = count;
+        for (next = first + 1; next < rows.size() && job.phases == 1; ++next) {
+          if (rows[next].tensor != rows[first].tensor + job.count || rows[next].line != rows[first].line + job.count) {
+            break;
+          }
+          job.count += count;
+        }
+        job.from = results.sums + rows[first].line * results.row_size;
+        job.to = view.data + rows[first].tensor;
         ops_.store_rows(job);
       }
-      return job.count;
+      return count;
     }
     if (tiling_.row_phases() == 1) return 0;
     Interleave<E, T> job;

@@ -196,6 +196,38 @@ void multiply_lines(const MultiplyLines<T>& job) {
   }
 }
 
+template <typename T, int kTileRows, int kVectors>
+void multiply_taps(const MultiplyTaps<T>& job) {
+  const hn::ScalableTag<T> tag;
+  using V = hn::Vec<decltype(tag)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const std::int64_t a_step = job.a_step;
+  const std::int64_t b_step = job.b_step;
+  V sums[kTileRows][kVectors];
+  load_sums<T, kTileRows, kVectors>(tag, job.c, job.c_step, sums);
+  for (std::int64_t p = 0; p < job.parts; ++p) {
+    const T* rows[kTileRows];
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) rows[m] = job.a + job.a_rows[m] + job.a_places[p];
+    const T* b = job.b + job.b_places[p];
+    const std::int64_t end = job.depth * a_step;
+    for (std::int64_t k = 0; k < end; k += a_step) {
+      V columns[kVectors];
+      for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kTileRows; ++m) {
+        const V row = hn::Set(tag, rows[m][k]);
+        for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(row, columns[v], sums[m][v]);
+      }
+      b += b_step;
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[m][v], tag, job.c + m * job.c_step + v * lanes);
+  }
+}
+
 template <typename T>
 void gather_rows(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step, T* packed) {
   const hn::ScalableTag<T> tag;
@@ -247,6 +279,7 @@ MathOps<T> make_math_ops() {
       ((ops.multiply_in_place[kRow][kVector] = multiply<T, kRow + 1, kVector + 1, true>), ...);
       if constexpr (kRow < kMostCells) {
         ((ops.multiply_cells[0][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 1>), ...);
+        ((ops.multiply_taps[kRow][kVector] = multiply_taps<T, kRow + 1, kVector + 1>), ...);
         ((ops.multiply_cells[1][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 2>), ...);
         if constexpr (kMostInterleaved<T> == 4) {
           ((ops.multiply_cells[2][kRow][kVector] = multiply_cells<T, kRow + 1, kVector + 1, 4>), ...);

@@ -64,6 +64,23 @@ struct MultiplyLines {
   std::int64_t c_step = 0;
 };
 
+// The same where each row of a has a place of its own, and the pieces of a and b have different ones:
+//   c[m][n] += sum over p and k of a[a_rows[m] + a_places[p] + k a_step] b[b_places[p] + k b_step + n].
+template <typename T>
+struct MultiplyTaps {
+  const T* a = nullptr;
+  const std::int64_t* a_rows = nullptr;
+  const std::int64_t* a_places = nullptr;
+  std::int64_t a_step = 0;
+  const T* b = nullptr;
+  const std::int64_t* b_places = nullptr;
+  std::int64_t b_step = 0;
+  std::int64_t parts = 0;
+  std::int64_t depth = 0;
+  T* c = nullptr;
+  std::int64_t c_step = 0;
+};
+
 // A register tile of dot products: c[m][n] += sum over p < length of a[m a_step + p] b[offsets[n] + p]. The length is
 // rounded up to whole vectors: what lies behind it must be zero in a and finite in b.
 template <typename T>
@@ -78,7 +95,7 @@ struct Dot {
 };
 
 inline constexpr std::int64_t kMostRows = 14;  // rows of a register tile, at most
-inline constexpr std::int64_t kMostCells = 9;  // rows of a tile that reads cells in place: each needs an address
+inline constexpr std::int64_t kMostCells = 9;  // rows of a tile each of which needs an address
 inline constexpr std::int64_t kDotRows = 4;    // both sides of a tile of dot products, at most
 inline constexpr std::int64_t kMostVectors = 4;
 
@@ -103,6 +120,7 @@ struct MathOps {
   using CellsTable = std::array<std::array<void (*)(const MultiplyCells<T>&), kMostVectors>, kMostCells>;
   std::array<CellsTable, 3> multiply_cells{};
   std::array<std::array<void (*)(const MultiplyLines<T>&), kMostVectors>, kMostRows> multiply_lines{};
+  std::array<std::array<void (*)(const MultiplyTaps<T>&), kMostVectors>, kMostCells> multiply_taps{};
   // packed[k step + m] = from[offsets[k] + m], m < step; whole vectors
   void (*gather_rows)(const T* from, const std::int64_t* offsets, std::int64_t depth, std::int64_t step,
                       T* packed) = nullptr;

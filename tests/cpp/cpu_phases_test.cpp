@@ -62,6 +62,11 @@ std::vector<Problem> large_problems(Direction direction, DType dtype) {
       layer(direction, dtype, 2, {40, 3, 1}, {one, {41, 9, 2, 1, 4, 4, 1}, {57, 9, 2, 1, 4, 4, 1}}),
       layer(direction, dtype, 2, {30, 40, 1}, {one, {17, 3, 5, 2, 1, 1, 0}, {37, 3, 5, 2, 1, 1, 3}}),
       layer(direction, dtype, 1, {120, 70, 1}, {one, {23, 2, 2, 1, 0, 0, 0}, {29, 2, 2, 1, 0, 0, 0}}),
+      // Few output channels, read from windows.
+      layer(direction, dtype, 7, {56, 1, 1}, {one, {10, 9, 2, 1, 4, 4, 1}, {10, 9, 2, 1, 4, 4, 1}}),
+      layer(direction, dtype, 2, {84, 10, 2},
+            {Axis{3, 2, 1, 3, 0, 1, 0}, {6, 5, 3, 1, 2, 3, 0}, {3, 4, 3, 1, 1, 1, 0}}),
+      layer(direction, dtype, 1, {48, 2, 1}, {one, {70, 4, 3, 2, 5, 5, 0}, {130, 5, 1, 1, 6, 2, 0}}),
   };
 }
 
