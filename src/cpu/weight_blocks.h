@@ -93,11 +93,12 @@ class WeightBlocks {
     size_ = phase_begin;
     // In the order of memory, where they may be written side by side.
     std::ranges::sort(all, {}, &Place::weight);
-    for (std::int64_t output = 0; output < blocking.outputs; ++output) {
-      for (const Place& place : all) {
-        weight_places_.push_back(place.weight + output * problem.weight_strides[1]);
-        block_places_.push_back(place.block + output * place.output_step);
-      }
+    outputs_inside_ = blocking.interleaved == 1 && problem.weight_strides[1] == 1 && blocking.outputs > 1;
+    for (std::int64_t i = 0; i < blocking.outputs * all_taps_; ++i) {
+      const Place& place = all[outputs_inside_ ? i / blocking.outputs : i % all_taps_];
+      const std::int64_t output = outputs_inside_ ? i % blocking.outputs : i / all_taps_;
+      weight_places_.push_back(place.weight + output * problem.weight_strides[1]);
+      block_places_.push_back(place.block + output * place.output_step);
     }
     std::int64_t volume = 1;
     for (const Axis& axis : problem.axes) volume *= axis.kernel;
@@ -131,7 +132,7 @@ class WeightBlocks {
     });
     if (splits_ == 1) return;
     // A few output channels of one block at a time.
-    constexpr std::int64_t kTogether = 8;
+    constexpr std::int64_t kTogether = 16;
     const std::int64_t parts = ceil_div(blocking_.outputs, kTogether);
     for_each_task(execution, blocking_.blocks() * parts, [&](std::int64_t item) {
       const std::int64_t task = item / parts;
@@ -190,16 +191,23 @@ class WeightBlocks {
     // fill a vector with their taps.
     constexpr std::int64_t kTogether = 16;
     const std::int64_t outputs = std::max<std::int64_t>(kTogether / all_taps_, 1);
+    const auto put = [&](std::int64_t place, std::int64_t count) {
+      job.count = count;
+      job.from_places = block_places_.data() + place;
+      job.to_places = weight_places_.data() + place;
+      element_ops<E, T>().scatter(job);
+    };
     for (std::int64_t input = 0; input < channels.inputs; input += kTogether) {
-      for (std::int64_t output = first; output < last; output += outputs) {
-        job.channels = std::min(kTogether, channels.inputs - input);
-        job.count = std::min(outputs, last - output) * all_taps_;
-        job.from = block + input;
-        job.from_places = block_places_.data() + output * all_taps_;
-        job.to = weight + (channels.group * blocking_.group_inputs + channels.first_input + input) * strides[0] +
-                 channels.first_output * strides[1];
-        job.to_places = weight_places_.data() + output * all_taps_;
-        element_ops<E, T>().scatter(job);
+      job.channels = std::min(kTogether, channels.inputs - input);
+      job.from = block + input;
+      job.to = weight + (channels.group * blocking_.group_inputs + channels.first_input + input) * strides[0] +
+               channels.first_output * strides[1];
+      if (outputs_inside_) {
+        for (std::int64_t t = 0; t < all_taps_; ++t) put(t * blocking_.outputs + first, last - first);
+      } else {
+        for (std::int64_t output = first; output < last; output += outputs) {
+          put(output * all_taps_, std::min(outputs, last - output) * all_taps_);
+        }
       }
     }
   }
@@ -230,7 +238,8 @@ class WeightBlocks {
   std::int64_t all_taps_ = 0;
   std::vector<std::int64_t> taps_;          // of each phase
   std::vector<std::int64_t> phase_begins_;  // in a block
-  // [output channel][tap of all phases]
+  // [output channel][tap of all phases] or, where output channels lie side by side, [tap][output channel]
+  bool outputs_inside_ = false;
   std::vector<std::int64_t> weight_places_;
   std::vector<std::int64_t> block_places_;  // of input channel 0
   bool clears_first_ = false;
