@@ -25,6 +25,7 @@ constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the
 constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;  // elements of packed weights, where each task packs its own
+constexpr std::int64_t kPiece = 32;           // source channels whose weights are packed by one task
 constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
 constexpr std::int64_t kRowCost = 3;          // of a row that is multiplied by itself, in cells
 
@@ -171,7 +172,7 @@ class Correlate final : public Kernel {
     T* const shared = static_cast<T*>(buffers.workspace);
     std::vector<std::int64_t> tasks;
     for (const Stage& stage : stages_) {
-      tasks.push_back(stage.blocks * ceil_div(stage.channels(), chunk_));
+      tasks.push_back(stage.blocks * ceil_div(stage.channels(), chunk_) * pieces_of_chunk());
       tasks.push_back(stage.blocks * tiling_.tiles());
     }
     for_each_step(execution, tasks, [&](std::size_t step, std::int64_t task) {
@@ -250,13 +251,18 @@ class Correlate final : public Kernel {
     return (before * stage.channels() + packed_.targets(block.targets) * channel) * packed_.taps_of(stage.phases);
   }
 
-  // Of one block and chunk of source channels.
+  // Of one block and chunk of source channels, a piece: all threads pack while none can multiply.
+  std::int64_t pieces_of_chunk() const { return roles_.interleaved > 1 ? 1 : ceil_div(chunk_, kPiece); }
   void pack_weights(const Tensors& tensors, const Stage& stage, T* shared, std::int64_t task) const {
+    const std::int64_t pieces = pieces_of_chunk();
     const std::int64_t chunks = ceil_div(stage.channels(), chunk_);
-    const TargetBlock block = block_at(stage.first_block + task / chunks);
-    const std::int64_t c = stage.first_channel + task % chunks * chunk_;
-    packed_.pack(tensors.weight, block, c, std::min(chunk_, stage.last_channel - c), stage.phases,
-                 shared + shared_place(stage, block, c));
+    const TargetBlock block = block_at(stage.first_block + task / pieces / chunks);
+    const std::int64_t c = stage.first_channel + task / pieces % chunks * chunk_;
+    const std::int64_t channels = std::min(chunk_, stage.last_channel - c);
+    T* const to = shared + shared_place(stage, block, c);
+    if (pieces == 1) return packed_.pack(tensors.weight, block, c, channels, stage.phases, to);
+    const std::int64_t begin = task % pieces * kPiece;
+    packed_.pack_piece(tensors.weight, block, c, channels, begin, std::min(begin + kPiece, channels), stage.phases, to);
   }
 
   Results<T> results_of(const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {

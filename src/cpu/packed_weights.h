@@ -82,6 +82,12 @@ class PackedWeights {
   void pack(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
             const PhaseRange& phases, T* packed) const {
     if (roles_.interleaved > 1) return pack_interleaved(weight, block, first_channel, channels, phases, packed);
+    pack_piece(weight, block, first_channel, channels, 0, channels, phases, packed);
+  }
+
+  // The same of some of these channels, begin <= channel < end; not of interleaved groups.
+  void pack_piece(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
+                  std::int64_t begin, std::int64_t end, const PhaseRange& phases, T* packed) const {
     const MathOps<T>& math = math_ops<T>();
     const bool inside = order_ == WeightOrder::channels_inside;
     const std::int64_t panel = panel_of(math, block.targets);
@@ -93,9 +99,9 @@ class PackedWeights {
       const std::int64_t width = width_of(math, panel, block.targets, row);
       for (std::size_t phase = phases.first; phase < phases.last; ++phase) {
         const auto count = static_cast<std::int64_t>(taps_[phase].size());
-        const std::int64_t begin = place_of_phase(block, channels, phase, phases.first) + row * channels * count;
+        const std::int64_t place = place_of_phase(block, channels, phase, phases.first) + row * channels * count;
         for (std::int64_t t = 0; t < count; ++t) {
-          taps[index++] = {taps_[phase][t], begin + (inside ? t * channels : t) * width, (inside ? 1 : count) * width};
+          taps[index++] = {taps_[phase][t], place + (inside ? t * channels : t) * width, (inside ? 1 : count) * width};
         }
       }
     }
@@ -111,8 +117,8 @@ class PackedWeights {
     // A few channels at a time where their targets lie together, so that memory is read in order.
     const bool in_order = std::abs(job.channel_step) > std::abs(job.target_step);
     const std::int64_t step = in_order ? std::int64_t{4} : channels;
-    for (job.first_channel = 0; job.first_channel < channels; job.first_channel += step) {
-      job.channels = std::min(step, channels - job.first_channel);
+    for (job.first_channel = begin; job.first_channel < end; job.first_channel += step) {
+      job.channels = std::min(step, end - job.first_channel);
       for (std::int64_t p = 0; p < panels; ++p) {
         const std::int64_t row = p * panel;
         job.width = width_of(math, panel, block.targets, row);

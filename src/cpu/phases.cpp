@@ -12,10 +12,14 @@ Proposal propose_as_it_is(const Problem& problem, const DeviceProperties& device
   switch (problem.direction) {
     case Direction::forward: return propose_correlate(problem, device);
     case Direction::grad_input: {
-      Proposal proposal = propose_windows(problem);
+      Proposal proposal = propose_patches(problem, device);
+      if (proposal.kernel == nullptr) proposal = propose_windows(problem);
       return proposal.kernel != nullptr ? proposal : propose_correlate(problem, device);
     }
-    case Direction::grad_weight: return propose_grad_weight(problem);
+    case Direction::grad_weight: {
+      Proposal proposal = propose_patches(problem, device);
+      return proposal.kernel != nullptr ? proposal : propose_grad_weight(problem);
+    }
     case Direction::grad_bias: return propose_grad_bias(problem);
   }
   throw Error("unknown direction " + std::to_string(static_cast<int>(problem.direction)));

@@ -62,6 +62,10 @@ std::vector<Problem> large_problems(Direction direction, DType dtype) {
       layer(direction, dtype, 2, {40, 3, 1}, {one, {41, 9, 2, 1, 4, 4, 1}, {57, 9, 2, 1, 4, 4, 1}}),
       layer(direction, dtype, 2, {30, 40, 1}, {one, {17, 3, 5, 2, 1, 1, 0}, {37, 3, 5, 2, 1, 1, 3}}),
       layer(direction, dtype, 1, {120, 70, 1}, {one, {23, 2, 2, 1, 0, 0, 0}, {29, 2, 2, 1, 0, 0, 0}}),
+      // kernel == stride with many channels: patches.
+      layer(direction, dtype, 2, {200, 20, 1}, {one, {9, 2, 2, 1, 0, 0, 1}, {13, 2, 2, 1, 0, 0, 0}}),
+      layer(direction, dtype, 1, {240, 38, 2},
+            {Axis{3, 2, 2, 1, 0, 0, 0}, {5, 1, 1, 1, 0, 0, 0}, {46, 3, 3, 1, 0, 0, 2}}),
       // Few output channels, read from windows.
       layer(direction, dtype, 7, {56, 1, 1}, {one, {10, 9, 2, 1, 4, 4, 1}, {10, 9, 2, 1, 4, 4, 1}}),
       layer(direction, dtype, 2, {84, 10, 2},
