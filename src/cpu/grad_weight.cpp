@@ -80,6 +80,13 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
                 ? kFewestTasks
                 : blocking.blocks() * std::max<std::int64_t>(room_for_partials(problem) / sums, 1);
   }
+  // Of few tasks one must not be left over: threads mostly come in pairs.
+  const std::int64_t partials = blocking.blocks() * taps * blocking.inputs * blocking.outputs;
+  if (blocking.blocks() < kTasksWanted && blocking.blocks() % 2 == 1 && 2 * partials > room_for_partials(problem) &&
+      outputs >= (blocking.output_blocks + 1) * kRows) {
+    blocking.outputs = even(outputs, ceil_div(outputs, blocking.output_blocks + 1), kRows);
+    blocking.output_blocks = ceil_div(outputs, blocking.outputs);
+  }
   const std::int64_t widest =
       std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
   const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });

@@ -323,8 +323,8 @@ class Winograd final : public Kernel {
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
-      source_.combine(tiling_, tile, first, channels, groups_[phases.first].starts, memory.source, memory.half,
-                      combined);
+      const T* const packed = source_.pack(tiling_, tile, first, channels, memory.source);
+      source_.combine(tiling_, tile, first, packed, channels, groups_[phases.first].starts, memory.half, combined);
       const T* weights = nullptr;
       std::size_t first_phase = stage.phases.first;
       if (shared != nullptr) {

@@ -17,18 +17,25 @@ constexpr std::int64_t kFewestTargets = 64;                  // the same: source
 // Products that are left, as a share: more are not worth the combinations.
 constexpr double kMostLeft = 0.8;
 constexpr double kAnotherAxis = 0.95;        // the same, for an axis further inside: rows are better left whole
+constexpr std::int64_t kFewestOfFive = 128;  // channels that pay for five points
+constexpr double kFivePoints = 1.08;         // what five points cost more: digits, and combinations
 constexpr double kCacheShare = 0.5;          // of the L2 cache, for the combined tile and its products
 constexpr std::int64_t kLargestTile = 4096;  // cells
 constexpr std::int64_t kSmallTile = 256;
 
-// Whether every cell of the axis reads some source: combined tiles leave a rounding error where nothing is added up.
-bool every_cell_reads(const AxisMap& map) {
+// Whether every cell of the axis reads some source, and every tap at some cell: combined tiles leave a rounding error
+// where nothing is added up.
+bool everything_reads(const AxisMap& map) {
   for (const AxisTarget& target : map.targets) {
+    const auto reads = [&](std::int64_t cell, const AxisTap& tap) {
+      return cell + tap.offset >= 0 && cell + tap.offset < map.sources[tap.source].count;
+    };
     for (std::int64_t j = 0; j < target.lattice.count; ++j) {
-      const auto reads = [&](const AxisTap& tap) {
-        return j + tap.offset >= 0 && j + tap.offset < map.sources[tap.source].count;
-      };
-      if (std::ranges::none_of(target.taps, reads)) return false;
+      if (std::ranges::none_of(target.taps, [&](const AxisTap& tap) { return reads(j, tap); })) return false;
+    }
+    for (const AxisTap& tap : target.taps) {
+      const std::int64_t first = std::max<std::int64_t>(-tap.offset, 0);  // cell that may read something
+      if (first >= target.lattice.count || !reads(first, tap)) return false;
     }
   }
   return true;
@@ -56,7 +63,7 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
       first.push_back(offset(taps.front()));
     }
   }
-  if (firsts.empty() || sources == 0 || !every_cell_reads(map)) return {};
+  if (firsts.empty() || sources == 0 || !everything_reads(map)) return {};
   for (std::size_t s = 0; s < sources; ++s) {
     fast.bases.push_back(std::ranges::min(firsts, {}, [s](const auto& first) { return first[s]; })[s]);
   }
@@ -93,24 +100,29 @@ std::int64_t room_for_combined(const Problem& problem) {
 
 namespace {
 
+double left_along(const FastAxis& fast, const AxisMap& map, bool shifted) {
+  const Scheme& scheme = kSchemes[fast.scheme];
+  const std::int64_t tiles = ceil_div(map.cells + (shifted ? fast.most_shift() : 0), scheme.outputs);
+  return static_cast<double>(tiles * scheme.points) / static_cast<double>(map.cells * scheme.taps);
+}
+
 // The axis other than `taken` that saves most with one of the schemes from `first` on.
-std::optional<FastAxis> best_axis(const AxisMaps& maps, int taken, std::size_t first, std::size_t last) {
+std::optional<FastAxis> best_axis(const AxisMaps& maps, const FastSearch& search, int taken, std::size_t first) {
   std::optional<FastAxis> best;
   double least = kMostLeft;
   for (const int axis : {1, 0, 2}) {
     if (axis == taken) continue;
-    for (std::size_t s = first; s < last; ++s) {
-      const Scheme& scheme = kSchemes[s];
-      std::optional<FastAxis> fast = neighbours_along(maps[axis], scheme);
+    for (std::size_t s = first; s < kSchemes.size(); ++s) {
+      const bool five = kSchemes[s].points == 5;
+      if (five && std::min(search.sources, search.targets) < kFewestOfFive) continue;
+      std::optional<FastAxis> fast = neighbours_along(maps[axis], kSchemes[s]);
       if (!fast) continue;
-      const std::int64_t tiles = ceil_div(maps[axis].cells + fast->most_shift(), scheme.outputs);
-      const double left =
-          static_cast<double>(tiles * scheme.points) / static_cast<double>(maps[axis].cells * scheme.taps);
+      fast->axis = axis;
+      fast->scheme = s;
+      const double left = left_along(*fast, maps[axis], search.shifted) * (five ? kFivePoints : 1);
       if (left >= least) continue;
       least = kAnotherAxis * left;
       best = std::move(fast);
-      best->axis = axis;
-      best->scheme = s;
     }
   }
   return best;
@@ -118,10 +130,16 @@ std::optional<FastAxis> best_axis(const AxisMaps& maps, int taken, std::size_t f
 
 }  // namespace
 
-FastAxes find_fast_axes(const AxisMaps& maps, std::int64_t sources, std::int64_t targets) {
-  if (std::min(sources, targets) < kFewestChannels) return {};
-  std::int64_t cells = 1;
-  std::int64_t depth = sources;  // in the phase with the fewest taps
+double products_left(const FastAxes& fast, const AxisMaps& maps) {
+  double left = 1;
+  for (const FastAxis& each : fast) left *= left_along(each, maps[each.axis], true);
+  return left;
+}
+
+FastAxes find_fast_axes(const AxisMaps& maps, const FastSearch& search) {
+  if (std::min(search.sources, search.targets) < kFewestChannels) return {};
+  std::int64_t cells = search.images;
+  std::int64_t depth = search.sources;  // in the phase with the fewest taps
   for (const AxisMap& map : maps) {
     cells *= map.cells;
     std::size_t fewest = map.targets.empty() ? 0 : map.targets.front().taps.size();
@@ -129,10 +147,10 @@ FastAxes find_fast_axes(const AxisMaps& maps, std::int64_t sources, std::int64_t
     depth *= static_cast<std::int64_t>(fewest);
   }
   if (cells < kFewestCells || depth < kFewestDepth) return {};
-  std::optional<FastAxis> first = best_axis(maps, kSpatialAxes, 0, kSchemes.size());
+  std::optional<FastAxis> first = best_axis(maps, search, kSpatialAxes, 0);
   if (!first) return {};
   std::optional<FastAxis> second;
-  if (cells >= kFewestOfTwo) second = best_axis(maps, first->axis, kFirstAtFour, kSchemes.size());
+  if (cells >= kFewestOfTwo) second = best_axis(maps, search, first->axis, kFirstAtFour);
   FastAxes fast = {std::move(*first)};
   if (second) fast.push_back(std::move(*second));
   return fast;
@@ -143,7 +161,7 @@ std::int64_t targets_of_block(const Roles& roles, std::int64_t most) {
 }
 
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
-  FastWeights chosen{find_fast_axes(maps, roles.source_channels, roles.target_channels)};
+  FastWeights chosen{find_fast_axes(maps, {roles.source_channels, roles.target_channels})};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};
   const std::int64_t room = room_for_combined(problem);

@@ -35,10 +35,20 @@ using FastAxes = std::vector<FastAxis>;
 int points_of(const FastAxes& fast);
 int taps_of(const FastAxes& fast);
 
+struct FastSearch {
+  std::int64_t sources = 0;  // channels of a group
+  std::int64_t targets = 0;
+  std::int64_t images = 1;  // whose cells the weights are combined for
+  bool shifted = true;      // all phases share combined sources
+};
+
 // The axis that saves most, if any saves enough, and another one that saves enough at four points, which costs no
-// digits. It depends on the layer alone, not on the batch: it changes the results' last bits. `sources` and `targets`
-// are the channels of a group.
-FastAxes find_fast_axes(const AxisMaps& maps, std::int64_t sources, std::int64_t targets);
+// digits. What each sample has a result of its own for depends on the layer alone, not on the batch: it changes the
+// results' last bits.
+FastAxes find_fast_axes(const AxisMaps& maps, const FastSearch& search);
+
+// The share of the products that is left.
+double products_left(const FastAxes& fast, const AxisMaps& maps);
 
 // forward and grad_input: the axes, and how combined weights, which have to be kept or paid for, are cut.
 struct FastWeights {

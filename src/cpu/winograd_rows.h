@@ -89,17 +89,20 @@ class CombinedSource {
   std::int64_t source_size() const { return points_of(fast_) * line_size(); }  // of a source lattice
   std::int64_t size() const { return static_cast<std::int64_t>(bases_.size()) * source_size(); }
 
-  // `channels` of them from `first` on, of tiles that begin so much later along each axis. `half` holds what is
-  // combined along the first of two axes.
-  void combine(const Tiling& tiling, const Tile& tile, const E* first, std::int64_t channels,
-               const std::vector<std::int64_t>& starts, Scratch<float>& memory, Scratch<float>& half, float* to) const {
+  // `channels` of them from `first` on as packed lines, where they are not read in place.
+  const float* pack(const Tiling& tiling, const Tile& tile, const E* first, std::int64_t channels,
+                    Scratch<float>& memory) const {
+    if (in_place_) return nullptr;
+    float* const lines = memory.get(static_cast<std::int64_t>(bases_.size()) * tiling.plane_size() * cell_step_);
+    pack_source(tiling, tile, View<const E>{first, strides_, channels}, PackedSteps{1, cell_step_}, lines);
+    return lines + tiling.lead() * cell_step_;
+  }
+
+  // The same channels, `packed` or where they are, of tiles that begin so much later along each axis. `half` holds what
+  // is combined along the first of two axes.
+  void combine(const Tiling& tiling, const Tile& tile, const E* first, const float* packed, std::int64_t channels,
+               const std::vector<std::int64_t>& starts, Scratch<float>& half, float* to) const {
     const std::int64_t plane = tiling.plane_size() * cell_step_;
-    const float* packed = nullptr;
-    if (!in_place_) {
-      float* const lines = memory.get(static_cast<std::int64_t>(bases_.size()) * plane);
-      pack_source(tiling, tile, View<const E>{first, strides_, channels}, PackedSteps{1, cell_step_}, lines);
-      packed = lines + tiling.lead() * cell_step_;
-    }
     const std::int64_t count = in_place_ ? channels : round_up(channels, kMostLanes);
     for (std::size_t s = 0; s < bases_.size(); ++s) {
       CellRows rows;

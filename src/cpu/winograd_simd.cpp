@@ -75,6 +75,43 @@ struct ResultsOfThreeAtFour {
   static constexpr double kAt[kTo][kFrom] = {{1, 1, 1, 0}, {0, 1, -1, 1}};
 };
 
+// Two taps at 0, 1, -2, -1/2 and infinity (1.2 times the error of plain sums; with 2 or 1/2: 1.6 and more).
+struct SourceOfTwoAtFive {
+  static constexpr int kTo = 5;
+  static constexpr int kFrom = 5;
+  static constexpr double kAt[kTo][kFrom] = {
+      {2, 3, -3, -2, 0}, {0, 2, 5, 2, 0}, {0, -1, -1, 2, 0}, {0, -2, 1, 1, 0}, {0, -2, -3, 3, 2}};
+};
+struct WeightsOfTwoAtFive {
+  static constexpr int kTo = 5;
+  static constexpr int kFrom = 2;
+  static constexpr double kAt[kTo][kFrom] = {
+      {1.0 / 2, 0}, {1.0 / 9, 1.0 / 9}, {-1.0 / 18, 1.0 / 9}, {8.0 / 9, -4.0 / 9}, {0, 1.0 / 2}};
+};
+struct ResultsOfTwoAtFive {
+  static constexpr int kTo = 4;
+  static constexpr int kFrom = 5;
+  static constexpr double kAt[kTo][kFrom] = {
+      {1, 1, 1, 1, 0}, {0, 1, -2, -1.0 / 2, 0}, {0, 1, 4, 1.0 / 4, 0}, {0, 1, -8, -1.0 / 8, 1}};
+};
+
+// Two taps at 0, 1 and infinity.
+struct SourceOfTwoAtThree {
+  static constexpr int kTo = 3;
+  static constexpr int kFrom = 3;
+  static constexpr double kAt[kTo][kFrom] = {{1, -1, 0}, {0, 1, 0}, {0, -1, 1}};
+};
+struct WeightsOfTwoAtThree {
+  static constexpr int kTo = 3;
+  static constexpr int kFrom = 2;
+  static constexpr double kAt[kTo][kFrom] = {{1, 0}, {1, 1}, {0, 1}};
+};
+struct ResultsOfTwoAtThree {
+  static constexpr int kTo = 2;
+  static constexpr int kFrom = 3;
+  static constexpr double kAt[kTo][kFrom] = {{1, 1, 0}, {0, 1, 1}};
+};
+
 template <class Matrix>
 struct Transposed {
   static constexpr int kTo = Matrix::kFrom;
@@ -133,13 +170,17 @@ void combine(const Combine<float>& shared) {
 }
 
 const WinogradOps& float_winograd() {
-  static const WinogradOps ops = {{combine<SourceOfThree>, combine<SourceOfTwo>, combine<SourceOfTwo>},
-                                  {combine<WeightsOfThree>, combine<WeightsOfTwo>, combine<WeightsOfThreeAtFour>},
-                                  {combine<ResultsOfThree>, combine<ResultsOfTwo>, combine<ResultsOfThreeAtFour>},
-                                  {combine<Transposed<ResultsOfThree>>, combine<Transposed<ResultsOfTwo>>,
-                                   combine<Transposed<ResultsOfThreeAtFour>>},
-                                  {combine<Transposed<WeightsOfThree>>, combine<Transposed<WeightsOfTwo>>,
-                                   combine<Transposed<WeightsOfThreeAtFour>>}};
+  static const WinogradOps ops = {
+      {combine<SourceOfThree>, combine<SourceOfTwoAtFive>, combine<SourceOfTwo>, combine<SourceOfTwo>,
+       combine<SourceOfTwoAtThree>},
+      {combine<WeightsOfThree>, combine<WeightsOfTwoAtFive>, combine<WeightsOfTwo>, combine<WeightsOfThreeAtFour>,
+       combine<WeightsOfTwoAtThree>},
+      {combine<ResultsOfThree>, combine<ResultsOfTwoAtFive>, combine<ResultsOfTwo>, combine<ResultsOfThreeAtFour>,
+       combine<ResultsOfTwoAtThree>},
+      {combine<Transposed<ResultsOfThree>>, combine<Transposed<ResultsOfTwoAtFive>>, combine<Transposed<ResultsOfTwo>>,
+       combine<Transposed<ResultsOfThreeAtFour>>, combine<Transposed<ResultsOfTwoAtThree>>},
+      {combine<Transposed<WeightsOfThree>>, combine<Transposed<WeightsOfTwoAtFive>>, combine<Transposed<WeightsOfTwo>>,
+       combine<Transposed<WeightsOfThreeAtFour>>, combine<Transposed<WeightsOfTwoAtThree>>}};
   return ops;
 }
 

@@ -17,8 +17,9 @@ struct Scheme {
 
 inline constexpr int kMostPoints = 6;
 inline constexpr int kMostTaps = 3;
-inline constexpr std::array kSchemes = {Scheme{3, 4, 6}, Scheme{2, 3, 4}, Scheme{3, 2, 4}};
-inline constexpr std::size_t kFirstAtFour = 1;  // from here on they have four points
+inline constexpr std::array kSchemes = {Scheme{3, 4, 6}, Scheme{2, 4, 5}, Scheme{2, 3, 4}, Scheme{3, 2, 4},
+                                        Scheme{2, 2, 3}};
+inline constexpr std::size_t kFirstAtFour = 2;  // from here on they have four points or fewer
 
 // to[o][cell to_step + c] = bias[c] + sum over i of matrix[o][i] from[i][cell from_steps[i] + c], for whole vectors of
 // c. No bias: nullptr; what has no place (nullptr in `to`) is left out.

@@ -22,7 +22,8 @@ constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one bl
 constexpr std::int64_t kFewestChannels = 64;               // that pay for combining two taps
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kTilesWanted = 16;
-constexpr std::int64_t kDepth = 128;  // cells between two visits to the sums
+constexpr double kWorthCombining = 0.85;  // products that are left where each phase combines the input for itself
+constexpr std::int64_t kDepth = 128;      // cells between two visits to the sums
 
 struct Memory {
   Scratch<T> packed;
@@ -36,9 +37,11 @@ struct Memory {
 template <typename E>
 class WinogradWeight final : public Kernel {
  public:
-  WinogradWeight(const Problem& problem, const FastAxes& fast, const WeightBlocking& blocking, Tiling tiling)
+  WinogradWeight(const Problem& problem, const FastAxes& fast, bool by_phase, const WeightBlocking& blocking,
+                 Tiling tiling)
       : problem_(problem),
         fast_(fast),
+        by_phase_(by_phase),
         points_(points_of(fast)),
         blocking_(blocking),
         tiling_(std::move(tiling)),
@@ -84,32 +87,44 @@ class WinogradWeight final : public Kernel {
     const View<const E> grads{grad + output_channel * problem_.output_strides[1], problem_.output_strides,
                               channels.outputs};
     const std::int64_t size = blocking_.outputs * blocking_.inputs;  // of the sums of a group and point
-    T* const sums = memory.sums.get(all_groups_ * points_ * size);
-    std::fill_n(sums, all_groups_ * points_ * size, T{0});
     T* const combined = memory.input.get(source_.size());
     T* const combined_grad = memory.grad.get(points_ * lines_.back().size * grad_step_);
-    const std::vector<std::int64_t> starts(fast_.size(), 0);
+    const std::int64_t first_tile = tiling_.tiles() * split / blocks_.splits();
     const std::int64_t last_tile = tiling_.tiles() * (split + 1) / blocks_.splits();
-    for (std::int64_t index = tiling_.tiles() * split / blocks_.splits(); index < last_tile; ++index) {
-      const Tile tile = tiling_.tile(index);
-      source_.combine(tiling_, tile, first_input, channels.inputs, starts, memory.packed, memory.half, combined);
-      const T* packed = nullptr;  // of a row of phases
-      for (std::size_t p = 0; p < groups_.size(); ++p) {
-        const std::int64_t of_row = static_cast<std::int64_t>(p) % tiling_.row_phases();
-        if (!grads_in_place_ && of_row == 0) packed = pack_grads(tile, p, grads, memory.packed_grad);
-        const Triple cells = tiling_.cells_of(tile, tiling_.phases()[p]);
-        if (cells[0] * cells[1] * cells[2] == 0) continue;
-        combine_grad(tile, p, cells, grads, packed + of_row * tile.length * grad_step_, memory.half, combined_grad);
-        multiply(tile, p, cells, channels, combined_grad, combined, sums + groups_before_[p] * points_ * size);
+    // All phases at a time, or those of a row.
+    const std::size_t together = by_phase_ ? tiling_.row_phases() : groups_.size();
+    for (std::size_t first = 0; first < groups_.size(); first += together) {
+      const std::size_t last = first + together;
+      const std::int64_t groups = (last < groups_.size() ? groups_before_[last] : all_groups_) - groups_before_[first];
+      T* const sums = memory.sums.get(groups * points_ * size);
+      std::fill_n(sums, groups * points_ * size, T{0});
+      for (std::int64_t index = first_tile; index < last_tile; ++index) {
+        const Tile tile = tiling_.tile(index);
+        const T* const packed = source_.pack(tiling_, tile, first_input, channels.inputs, memory.packed);
+        const T* packed_grad = nullptr;  // of a row of phases
+        for (std::size_t p = first; p < last; ++p) {
+          if (p == first || by_phase_) {
+            source_.combine(tiling_, tile, first_input, packed, channels.inputs, groups_[p].starts, memory.half,
+                            combined);
+          }
+          const std::int64_t of_row = static_cast<std::int64_t>(p) % tiling_.row_phases();
+          if (!grads_in_place_ && of_row == 0) packed_grad = pack_grads(tile, p, grads, memory.packed_grad);
+          const Triple cells = tiling_.cells_of(tile, tiling_.phases()[p]);
+          if (cells[0] * cells[1] * cells[2] == 0) continue;
+          combine_grad(tile, p, cells, grads, packed_grad + of_row * tile.length * grad_step_, memory.half,
+                       combined_grad);
+          multiply(tile, p, cells, channels, combined_grad, combined,
+                   sums + (groups_before_[p] - groups_before_[first]) * points_ * size);
+        }
       }
-    }
-    for (std::size_t p = 0; p < groups_.size(); ++p) {
-      const auto taps = static_cast<std::int64_t>(tiling_.phases()[p].taps.size());
-      for (std::int64_t g = 0; g < groups_[p].count(); ++g) {
-        const T* const from = sums + (groups_before_[p] + g) * points_ * size;
-        for (std::int64_t output = 0; output < channels.outputs; ++output) {
-          T* const to = block + blocks_.phase_begin(p) + output * taps * blocking_.inputs;
-          store_sums(from + output * blocking_.inputs, size, groups_[p].all[g], to, memory.half);
+      for (std::size_t p = first; p < last; ++p) {
+        const auto taps = static_cast<std::int64_t>(tiling_.phases()[p].taps.size());
+        for (std::int64_t g = 0; g < groups_[p].count(); ++g) {
+          const T* const from = sums + (groups_before_[p] - groups_before_[first] + g) * points_ * size;
+          for (std::int64_t output = 0; output < channels.outputs; ++output) {
+            T* const to = block + blocks_.phase_begin(p) + output * taps * blocking_.inputs;
+            store_sums(from + output * blocking_.inputs, size, groups_[p].all[g], to, memory.half);
+          }
         }
       }
     }
@@ -243,7 +258,8 @@ class WinogradWeight final : public Kernel {
 
   Problem problem_;
   FastAxes fast_;
-  int points_ = 1;  // of all axes
+  bool by_phase_ = false;  // the input is combined for each of them
+  int points_ = 1;         // of all axes
   WeightBlocking blocking_;
   Tiling tiling_;
   std::vector<FastLine> lines_;  // of each level
@@ -265,12 +281,19 @@ Proposal propose_winograd_weight(const Problem& problem) {
   blocking.groups = problem.groups;
   blocking.group_inputs = problem.in_channels_per_group();
   blocking.group_outputs = problem.out_channels_per_group();
-  const FastAxes fast = find_fast_axes(plain, blocking.group_inputs, blocking.group_outputs);
+  // Phases that share a combined input have shifted tiles; each by itself may need fewer of them.
+  FastSearch search{blocking.group_inputs, blocking.group_outputs, problem.batch};
+  FastAxes fast = find_fast_axes(plain, search);
+  search.shifted = false;
+  FastAxes apart = find_fast_axes(plain, search);
+  const bool by_phase = products_left(phase_by_phase(apart), plain) < kWorthCombining * products_left(fast, plain);
+  if (by_phase) fast = std::move(apart);
   if (fast.empty()) return Proposal::decline("no axis saves enough multiplications");
   const std::int64_t points = points_of(fast);
   std::int64_t groups = 1;  // of taps
   for (const Axis& axis : problem.axes) groups *= axis.kernel;
   groups /= taps_of(fast);
+  if (by_phase) groups = ceil_div(groups, static_cast<std::int64_t>(plain[0].targets.size() * plain[1].targets.size()));
   const auto cut = [](std::int64_t channels, std::int64_t most) {
     return round_up(ceil_div(channels, ceil_div(channels, most)), kMostLanes);
   };
@@ -284,6 +307,7 @@ Proposal propose_winograd_weight(const Problem& problem) {
   }
 
   const AxisMaps maps = with_room_for(fast, plain);
+  if (by_phase) fast = phase_by_phase(std::move(fast));
   TileWish wish;
   wish.width = blocking.inputs + blocking.outputs;
   wish.tiles = ceil_div(kTilesWanted, blocking.blocks());
@@ -296,7 +320,7 @@ Proposal propose_winograd_weight(const Problem& problem) {
   return with_types(problem.dtype, [&]<typename E, typename Arithmetic> {
     Proposal proposal;
     if constexpr (std::is_same_v<Arithmetic, T>) {
-      const auto kernel = std::make_shared<WinogradWeight<E>>(problem, fast, blocking, tiling);
+      const auto kernel = std::make_shared<WinogradWeight<E>>(problem, fast, by_phase, blocking, tiling);
       proposal.workspace_bytes = kernel->workspace_bytes();
       proposal.kernel = kernel;
     }

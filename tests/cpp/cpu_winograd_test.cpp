@@ -130,6 +130,23 @@ TEST(Winograd, WeightsInStages) {
   }
 }
 
+// Images of which tiles of two or four cells leave nothing over; grad_weight combines the input for each phase.
+TEST(Winograd, SmallImagesOfManyChannels) {
+  Random random(66);
+  for (const Direction direction : kDirections) {
+    for (const std::int64_t cells : {4, 8}) {
+      Problem problem = image_layer(direction, direction == Direction::grad_weight ? 5 : 2, 2, 2);
+      problem.in_channels = 130;
+      problem.out_channels = 128;
+      for (int a : {1, 2}) problem.axes[a].input = cells;
+      set_contiguous(problem);
+      Tensors tensors(problem, random);
+      compute_exact(problem, tensors);
+      EXPECT_EQ(check(problem, tensors), cells == 8 || direction == Direction::grad_weight) << to_string(problem);
+    }
+  }
+}
+
 TEST(Winograd, IsChosenForSeveralTapsAlone) {
   EXPECT_EQ(plan(image_layer(Direction::forward, 1, 1, 3))->family, "winograd");
   EXPECT_EQ(plan(image_layer(Direction::grad_input, 1, 2, 2))->family, "winograd");
