@@ -96,7 +96,7 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
     const bool one_split = room_for_partials(problem) < 2 * taps * outputs * blocking.inputs;
     std::int64_t cells = problem.batch;
     for (const Axis& axis : problem.axes) cells *= axis.input;
-    const std::int64_t wanted = one_split ? cells : std::max(ceil_div(cells, kTasksWanted), kFewestCells);
+    const std::int64_t wanted = std::max(ceil_div(cells, one_split ? kFewestTasks : kTasksWanted), kFewestCells);
     const auto of_window = cells_of_window(problem, std::min(blocking.cells, wanted), kMostPacked);
     blocking.taps_are_rows = of_window.has_value();
     if (of_window) {
