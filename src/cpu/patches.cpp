@@ -135,16 +135,31 @@ class Patches final : public Kernel {
   // are summed elsewhere: something else stands behind them.
   class Sums {
    public:
-    Sums(T* to, std::int64_t to_step, std::int64_t rows, std::int64_t columns, Scratch<T>& memory)
-        : math_(math_ops<T>()), to_(to), to_step_(to_step), rows_(rows), columns_(columns) {
-      width_ = panel_width(math_, kColumns, columns, 0);
-      if (width_ > columns) own_ = memory.get(rows * width_);
+    Sums(T* to, std::int64_t to_step, std::int64_t rows, std::int64_t columns, Memory& memory)
+        : math_(math_ops<T>()),
+          size_(math_.tile_for_cells(rows, columns)),
+          to_(to),
+          to_step_(to_step),
+          rows_(rows),
+          columns_(columns),
+          memory_(memory) {
+      width_ = round_up(columns, math_.lanes);
+      if (width_ > columns) own_ = memory.sums.get(rows * width_);
     }
 
-    std::int64_t width() const { return width_; }
-
-    // a: `depth` elements of each row, a_step apart; panel: [depth][width]
-    void add(const T* a, std::int64_t a_step, const T* panel, std::int64_t depth) {
+    // a: `depth` elements of each row, a_step apart. pack(n, count, width, panel) packs `count` columns from column n
+    // on as [depth][width].
+    template <typename Pack>
+    void add(const T* a, std::int64_t a_step, std::int64_t depth, const Pack& pack) {
+      T* const packed = memory_.panel.get(depth * width_);
+      const std::int64_t panel = size_.vectors * math_.lanes;
+      for (std::int64_t n = 0; n < columns_; n += panel) {
+        const std::int64_t width = panel_width(math_, panel, columns_, n);
+        const std::int64_t count = std::min(width, columns_ - n);
+        T* const to = packed + n * depth;
+        if (count < width) std::fill_n(to, depth * width, T{0});
+        pack(n, count, width, to);
+      }
       CellList cells;
       cells.add(0, a_step, 0, own_ != nullptr ? width_ : to_step_, rows_);
       const std::int64_t zero = 0;
@@ -156,8 +171,7 @@ class Patches final : public Kernel {
       job.depth = depth;
       job.c = own_ != nullptr ? own_ : to_;
       job.accumulate = begun_;
-      const auto size = math_.tile_for_cells(rows_, width_);
-      cells.multiply(math_, size, width_, Panels<T>{panel, depth}, job);
+      cells.multiply(math_, size_, columns_, Panels<T>{packed, depth}, job);
       begun_ = true;
     }
 
@@ -170,11 +184,13 @@ class Patches final : public Kernel {
 
    private:
     const MathOps<T>& math_;
+    typename MathOps<T>::TileSize size_;
     T* to_;
     std::int64_t to_step_;
     std::int64_t rows_;
     std::int64_t columns_;
-    std::int64_t width_ = 0;
+    Memory& memory_;
+    std::int64_t width_ = 0;  // columns, in whole vectors
     T* own_ = nullptr;
     bool begun_ = false;
   };
@@ -186,19 +202,17 @@ class Patches final : public Kernel {
     const std::int64_t cell = panel % in_image * kColumns;
     const std::int64_t image = panel / in_image % problem_.batch;
     const std::int64_t group = panel / in_image / problem_.batch;
-    const std::int64_t columns = std::min(kColumns, cells_ - cell);
     const std::int64_t row = group * rows_ + first_row;
     Sums sums(input + image * problem_.input_strides[0] + row * problem_.input_strides[1] + cell,
-              problem_.input_strides[1], rows, columns, memory.sums);
+              problem_.input_strides[1], rows, std::min(kColumns, cells_ - cell), memory);
+    const T* const patches = image_of(grad, image, group);
     const std::int64_t most = even_parts(places_.depth(), kDepthInPlace);
-    T* const packed = memory.panel.get(most * sums.width());
     for (std::int64_t k = 0; k < places_.depth(); k += most) {
       const std::int64_t depth = std::min(most, places_.depth() - k);
-      places_.load(image_of(grad, image, group), k, depth, cell, columns, packed, sums.width());
-      for (std::int64_t i = 0; i < depth && columns < sums.width(); ++i) {
-        std::fill(packed + i * sums.width() + columns, packed + (i + 1) * sums.width(), T{0});
-      }
-      sums.add(weight + row * problem_.weight_strides[0] + k, problem_.weight_strides[0], packed, depth);
+      sums.add(weight + row * problem_.weight_strides[0] + k, problem_.weight_strides[0], depth,
+               [&](std::int64_t n, std::int64_t count, std::int64_t width, T* to) {
+                 places_.load(patches, k, depth, cell + n, count, to, width);
+               });
     }
     sums.finish();
   }
@@ -209,21 +223,21 @@ class Patches final : public Kernel {
     const std::int64_t in_group = ceil_div(places_.depth(), kColumns);
     const std::int64_t k = panel % in_group * kColumns;
     const std::int64_t group = panel / in_group;
-    const std::int64_t columns = std::min(kColumns, places_.depth() - k);
     const std::int64_t row = group * rows_ + first_row;
-    Sums sums(weight + row * problem_.weight_strides[0] + k, problem_.weight_strides[0], rows, columns, memory.sums);
+    Sums sums(weight + row * problem_.weight_strides[0] + k, problem_.weight_strides[0], rows,
+              std::min(kColumns, places_.depth() - k), memory);
     const std::int64_t most = even_parts(cells_, kDepthInPlace);
     const std::int64_t line = round_up(most, kMostLanes) + kMostLanes;
-    T* const lines = memory.lines.get(columns * line);
-    T* const packed = memory.panel.get(most * sums.width());
-    if (columns < sums.width()) std::fill_n(packed, most * sums.width(), T{0});
+    T* const lines = memory.lines.get(kColumns * line);
     for (std::int64_t image = 0; image < problem_.batch; ++image) {
+      const T* const patches = image_of(grad, image, group);
       for (std::int64_t cell = 0; cell < cells_; cell += most) {
         const std::int64_t depth = std::min(most, cells_ - cell);
-        places_.load(image_of(grad, image, group), k, columns, cell, depth, lines, line);
-        element_ops<T, T>().load_channels(lines, line, packed, sums.width(), columns, depth);
         sums.add(input + image * problem_.input_strides[0] + row * problem_.input_strides[1] + cell,
-                 problem_.input_strides[1], packed, depth);
+                 problem_.input_strides[1], depth, [&](std::int64_t n, std::int64_t count, std::int64_t width, T* to) {
+                   places_.load(patches, k + n, count, cell, depth, lines, line);
+                   element_ops<T, T>().load_channels(lines, line, to, width, count, depth);
+                 });
       }
     }
     sums.finish();

@@ -148,7 +148,9 @@ TEST(Phases, EveryInstructionSet) {
   std::vector<Problem> problems;
   for (int i = 0; i < test::cases(200); ++i) problems.push_back(random_problem(random));
   for (const Direction direction : kDirections) {
-    problems.push_back(large_problems(direction, DType::f32)[1]);
+    const std::vector<Problem> large = large_problems(direction, DType::f32);
+    problems.push_back(large[1]);
+    problems.insert(problems.end(), large.end() - 5, large.end());  // patches and windows
     const std::vector<Problem> last = channels_last_problems(direction);
     problems.insert(problems.end(), last.end() - 4, last.end());
   }
