@@ -184,7 +184,7 @@ class Patches final : public Kernel {
 
    private:
     const MathOps<T>& math_;
-    typename MathOps<T>::TileSize size_;
+    MathOps<T>::TileSize size_;
     T* to_;
     std::int64_t to_step_;
     std::int64_t rows_;
