@@ -283,7 +283,7 @@ class GradWeight final : public Kernel {
     for (std::int64_t n = 0; n < input.channels; n += panel) {
       const std::int64_t width = panel_width(math, panel, input.channels, n);
       job.b_step = in_place ? runs.tensor_step() : width;
-      const T* columns = packed_input + n * cells;
+      const T* columns = in_place ? nullptr : packed_input + n * cells;
       if constexpr (std::is_same_v<E, T>) {
         if (in_place) columns = input.data + n;
       }

@@ -228,6 +228,10 @@ std::optional<std::int64_t> cells_of_window(const Problem& problem, std::int64_t
   if (of_cell == 0) return {};
   for (const Axis& axis : problem.axes) {
     if (axis.input == 0 || axis.output() <= 0) return {};
+    // Where padding takes most of it away, an output is small whatever lies between its taps and cells.
+    const bool far_taps = axis.kernel > 1 && axis.dilation > kLargest / (axis.kernel - 1);
+    const bool far_cells = axis.input > 1 && axis.stride > kLargest;
+    if (far_taps || far_cells) return {};
     of_image *= axis.input;
     of_cell *= axis.input > 1 ? axis.stride : 1;
   }

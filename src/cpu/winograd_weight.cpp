@@ -109,10 +109,10 @@ class WinogradWeight final : public Kernel {
           }
           const std::int64_t of_row = static_cast<std::int64_t>(p) % tiling_.row_phases();
           if (!grads_in_place_ && of_row == 0) packed_grad = pack_grads(tile, p, grads, memory.packed_grad);
+          const T* const phase_grad = grads_in_place_ ? nullptr : packed_grad + of_row * tile.length * grad_step_;
           const Triple cells = tiling_.cells_of(tile, tiling_.phases()[p]);
           if (cells[0] * cells[1] * cells[2] == 0) continue;
-          combine_grad(tile, p, cells, grads, packed_grad + of_row * tile.length * grad_step_, memory.half,
-                       combined_grad);
+          combine_grad(tile, p, cells, grads, phase_grad, memory.half, combined_grad);
           multiply(tile, p, cells, channels, combined_grad, combined,
                    sums + (groups_before_[p] - groups_before_[first]) * points_ * size);
         }

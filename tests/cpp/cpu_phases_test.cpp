@@ -143,6 +143,51 @@ TEST(Phases, ChannelsLast) {
   }
 }
 
+// Gradients of kernel == stride and of few output channels in double and where tensors have gaps; the latter also with
+// channels side by side, stored in place.
+TEST(Phases, PatchesAndWindowsInEveryLayout) {
+  Random random(13);
+  const auto with_gaps = [](Problem problem) {
+    const auto strides_of = [](Sizes sizes) {
+      for (std::size_t d = 1; d < sizes.size(); ++d) sizes[d] += 3;
+      return contiguous_strides(sizes);
+    };
+    problem.input_strides = strides_of(problem.input_sizes());
+    problem.output_strides = strides_of(problem.output_sizes());
+    Sizes weights = problem.weight_sizes();
+    weights[1] += 1;
+    problem.weight_strides = contiguous_strides(weights);
+    return problem;
+  };
+  for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      const std::vector<Problem> large = large_problems(direction, dtype);
+      for (auto problem = large.end() - 5; problem != large.end(); ++problem) {
+        if (dtype == DType::f64) check_new(*problem, random);
+        check_new(with_gaps(*problem), random);
+      }
+      Problem last = large.back();
+      last.input_strides = channels_last_strides(last.input_sizes());
+      last.output_strides = channels_last_strides(last.output_sizes());
+      check_new(last, random);
+    }
+  }
+}
+
+// Tensors that padding keeps small, with taps or cells that lie further apart than any window reaches.
+TEST(Phases, FarTapsAndCells) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 31U;
+  const Axis taps{1, 2, 1, 2 * kFar - 1, kFar - 1, kFar - 1, 0};
+  const Axis cells{2, 2, 2 * kFar, 1, kFar, kFar, 0};
+  for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
+    for (const Axis& axis : {taps, cells}) {
+      const Problem problem = layer(direction, DType::f32, 1, {16, 1, 1}, {Axis{}, axis, axis});
+      EXPECT_EQ(axis.output(), 2);
+      EXPECT_NE(plan(problem), nullptr);
+    }
+  }
+}
+
 TEST(Phases, EveryInstructionSet) {
   Random random(9);
   std::vector<Problem> problems;
