@@ -6140,8 +6140,8 @@ constexpr int kVector = kShape.vector();
 constexpr int kIns = kSlabs * kVector;
 constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
 
-// Loads that a thread has under way; for sm_120 the assembler would spill so many.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+// Loads that a thread has under way; from sm_100 on the assembler would spill so many.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kLoadsAtOnce = 8;
 #else
 constexpr int kLoadsAtOnce = 16;
