@@ -110,6 +110,7 @@ int tile_registers(const TileShape& shape) {
   const int per_item = shape.wide_input ? 6 : shape.element_bytes == 2 ? 17 : shape.warpgroup ? 9 : 6;
   // Values of weights in place wait in a register each, and the compiler works out all addresses before the first load.
   const int weights = shape.packed ? 0 : 24 + 4 * loads_in_place(shape);
+  // What a warpgroup that loads for itself holds beside that: halves that wait to be put together.
   const int halves = shape.element_bytes == 2 && !shape.wide_input ? 24 : 0;
   const int rest = shape.warpgroup ? (shape.packed ? 28 : 48) + halves : shape.element_bytes == 2 ? 80 : 60;
   return accumulators + fragments + input_items * per_item + weights + rest;
