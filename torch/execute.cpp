@@ -201,7 +201,7 @@ void Run::start() const {
 
 Outlook outlook(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
   const Plan& chosen = *plan_of(problem_of(geometry, direction, operands), device_for(operands.output));
-  return {chosen.expected_seconds, chosen.kernel->overlaps(), chosen.tuned};
+  return {chosen.expected_seconds, chosen.kernel->overlaps(), chosen.kernel->queues(), chosen.tuned};
 }
 
 Race race_of(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands, int most_cuts) {

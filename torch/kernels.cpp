@@ -52,6 +52,12 @@ void execute_both(const IntGeometry& g, const Operands& for_input, const Operand
     const Run second(g, Direction::grad_weight, for_weight, nullptr, Company::previous);
     execute(g, Direction::grad_input, for_input);
     second.start();
+  } else if (may_overlap && input.seconds < kShort && weight.seconds < kShort && input.queues) {
+    // On this stream, the gradient of the weight starts first. The other one's blocks follow where its own end.
+    Beside beside(for_input.output.device());
+    execute(g, Direction::grad_input, for_input);
+    beside.leave();
+    execute(g, Direction::grad_weight, for_weight);
   } else if (may_overlap && input.seconds < kShort && weight.seconds < kShort) {
     Beside beside(for_input.output.device());
     execute(g, Direction::grad_weight, for_weight);

@@ -65,11 +65,27 @@ struct Question {
   Device device;
 };
 
+// What models pass as weights that do not lie as the layout says; an empty text for those that do.
+void set_weight_strides(Problem& problem, const std::string& name) {
+  if (name.empty()) return;
+  auto [in_channels, out_channels, depth, height, width] = problem.weight_sizes();
+  if (name == "contiguous") {
+    problem.weight_strides = contiguous_strides(problem.weight_sizes());
+  } else if (name == "transposed") {
+    problem.weight_strides = contiguous_strides({out_channels, in_channels, depth, height, width});
+    std::swap(problem.weight_strides[0], problem.weight_strides[1]);
+  } else {
+    TORCH_CHECK(name == "expanded", "weight_strides must be empty, contiguous, transposed or expanded, got ", name);
+    problem.weight_strides = contiguous_strides({1, 1, depth, height, width});
+    problem.weight_strides[0] = problem.weight_strides[1] = 0;
+  }
+}
+
 Question question_of(const std::string& dtype, const std::string& device, const std::string& direction,
                      std::int64_t batch, std::int64_t in_channels, std::int64_t out_channels, IntArrayRef input,
                      IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef output_padding,
                      IntArrayRef dilation, std::int64_t groups, bool bias, bool channels_last,
-                     const std::string& precision) {
+                     const std::string& precision, const std::string& weight_strides) {
   Question question;
   question.device = parse_device(device);
   Problem& problem = question.problem;
@@ -92,6 +108,8 @@ Question question_of(const std::string& dtype, const std::string& device, const 
     problem.weight_strides = channels_last_strides(problem.weight_sizes());
     problem.output_strides = channels_last_strides(problem.output_sizes());
   }
+  // A gradient of the weight is a tensor of its own, whatever the weight is a view of.
+  if (problem.direction != Direction::grad_weight) set_weight_strides(problem, weight_strides);
   return question;
 }
 
@@ -164,7 +182,7 @@ template <typename Result, typename... First>
 using QuestionFunction =
     typename Signature<Result, First..., std::string, std::string, std::string, std::int64_t, std::int64_t,
                        std::int64_t, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,
-                       std::int64_t, bool, bool, std::string>::Function;
+                       std::int64_t, bool, bool, std::string, std::string>::Function;
 
 std::vector<std::int64_t> output_size(IntArrayRef input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                                       IntArrayRef output_padding, IntArrayRef dilation) {
@@ -209,7 +227,7 @@ TORCH_LIBRARY(tconv, m) {
   const std::string question =
       "str dtype, str device, str direction, int batch, int in_channels, int out_channels, int[] input, int[] kernel, "
       "int[] stride, int[] padding, int[] output_padding, int[] dilation, int groups, bool bias, bool channels_last, "
-      "str precision)";
+      "str precision, str weight_strides)";
   const QuestionFunction<std::string>* explain_function = &explain_question;
   const QuestionFunction<std::string>* summary_function = &plan_summary;
   const QuestionFunction<void>* prepare_function = &prepare_question;

@@ -24,7 +24,10 @@ class Setting:
     precision: str = "strict"
 
     def arguments(self, problem: Problem) -> list[Any]:
-        """The problem in this setting as the utility operators take it; its tensors are densely packed."""
+        """The problem in this setting as the utility operators take it; its input and output are densely packed."""
+        last = self.channels_last or problem.input_strides == "channels_last"
+        # A model that passes a channels-last input passes a weight of its own strides.
+        weight_strides = problem.weight_strides or ("contiguous" if last and not self.channels_last else "")
         return [
             self.dtype,
             self.device,
@@ -40,8 +43,9 @@ class Setting:
             list(problem.dilation),
             problem.groups,
             self.bias,
-            self.channels_last or problem.input_strides == "channels_last",
+            last,
             self.precision,
+            weight_strides,
         ]
 
 

@@ -66,7 +66,8 @@ def record(
 ) -> Record:
     """Plans `problem` for a kind of GPU, "hopper" or "ampere", and notes what a run would launch."""
     setting = Setting(dtype=dtype, device="cuda", direction=direction, bias=bias, precision=precision)
-    question = setting.arguments(problem)
+    # The exported call makes its tensors contiguous.
+    question = setting.arguments(replace(problem, input_strides=None, weight_strides=None))
     family, description, workspace, *texts = torch.ops.tconv._record_launches(gpu, force, *question)
     launches = []
     for file, config, entry, numbers, arguments in zip(*[iter(texts)] * 5, strict=True):

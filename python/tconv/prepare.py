@@ -61,24 +61,6 @@ def prepare_problems(problems: Sequence[Problem], setting: Setting, *, backward:
 
 
 def _prepare_problem(problem: Problem, setting: Setting, *, backward: bool) -> None:
-    if problem.input_strides is None and problem.weight_strides is None:
-        gradients = ("grad_input", "grad_weight", *(("grad_bias",) if setting.bias else ())) if backward else ()
-        for direction in ("forward", *gradients):
-            torch.ops.tconv._prepare(*replace(setting, direction=direction).arguments(problem))
-        return
-    # The operator above knows densely packed tensors only; strides of a model's own are met by a call.
-    import tconv
-
-    functions = {1: tconv.conv_transpose1d, 2: tconv.conv_transpose2d, 3: tconv.conv_transpose3d}
-    make: dict[str, Any] = {"dtype": getattr(torch, setting.dtype), "device": torch.device(setting.device)}
-    x = problem.make_input(**make, channels_last=setting.channels_last)
-    weight = problem.make_weight(**make, channels_last=setting.channels_last)
-    bias = problem.make_bias(**make) if setting.bias else None
-    with torch.set_grad_enabled(backward):
-        for tensor in (x, weight, bias):
-            if tensor is not None:
-                tensor.requires_grad_(backward)
-        output = functions[problem.rank](x, weight, bias, **problem.arguments())
-    if backward:
-        output.backward(torch.zeros_like(output))
-    torch.cuda.synchronize(setting.device)
+    gradients = ("grad_input", "grad_weight", *(("grad_bias",) if setting.bias else ())) if backward else ()
+    for direction in ("forward", *gradients):
+        torch.ops.tconv._prepare(*replace(setting, direction=direction).arguments(problem))

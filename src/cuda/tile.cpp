@@ -206,11 +206,33 @@ KernelSource main_source(const TileShape& shape) {
   return source_of(shape, file, "tconv_tile");
 }
 
+// Whether the rows' weights lie one after the other, for each summed channel from a multiple of 16 bytes on.
+bool has_row_runs(const TileShape& shape, const Problem& problem) {
+  const long long taps = static_cast<long long>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2];
+  const Strides& strides = problem.weight_strides;
+  const auto [summed, row] = shape.gradient ? std::pair(strides[1], strides[0]) : std::pair(strides[0], strides[1]);
+  const auto aligned = [&](long long stride) { return stride * shape.element_bytes % 16 == 0; };
+  return has_dense_taps(problem) && strides[4] == 1 && row == taps && aligned(summed) &&
+         (problem.groups == 1 || aligned(problem.in_channels_per_group() * strides[0]));
+}
+
+// Which weights neighbouring threads of the pack kernel read: neighbours in memory, as far as they are.
+std::string pack_order(const TileShape& shape, const Problem& problem) {
+  const bool taps = shape.kernel[0] * shape.kernel[1] * shape.kernel[2] > 1;
+  const Strides& strides = problem.weight_strides;
+  const auto [summed, row] = shape.gradient ? std::pair(strides[1], strides[0]) : std::pair(strides[0], strides[1]);
+  if (row == 1 && taps) return "rows";
+  if (summed == 1 && taps) return "summed";
+  return summed < row ? "taps_of_summed" : "taps_of_rows";
+}
+
 KernelSource pack_source(const TileShape& shape, const Problem& problem) {
   if (shape.wide_weights) return source_of(shape, "tile_pack_wide.cuh", "tconv_tile_pack");
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
   source.config += std::string("constexpr bool kDenseTaps = ") + text_of(has_dense_taps(problem)) + ";\n" +
-                   "constexpr bool kRuns = " + text_of(shape.gradient && has_weight_runs(problem)) + ";\n";
+                   "constexpr bool kRuns = " + text_of(shape.gradient && has_weight_runs(problem)) + ";\n" +
+                   "constexpr bool kRowRuns = " + text_of(has_row_runs(shape, problem)) + ";\n" +
+                   "constexpr PackOrder kOrder = PackOrder::" + pack_order(shape, problem) + ";\n";
   return source;
 }
 
@@ -241,6 +263,7 @@ class TileKernel final : public Kernel {
       : shape_(candidate.shape),
         device_(device.device.index),
         blocks_(candidate.blocks),
+        queues_(blocks_ > static_cast<long long>(shape_.blocks_per_multiprocessor) * device.multiprocessors),
         kernel_(main_source(shape_), launched_shared_bytes(shape_, blocks_, device), device.arch),
         unaligned_(std::move(unaligned)) {
     if (shape_.packed) {
@@ -254,13 +277,10 @@ class TileKernel final : public Kernel {
     overlaps_pack_ = shape_.packed && (shape_.stays || keeps_apart(shape_, blocks_, device) ||
                                        (shape_.streams && shape_.blocks_per_multiprocessor == 1) ||
                                        blocks_ >= 2LL * shape_.blocks_per_multiprocessor * device.multiprocessors);
-    pack_grid_ = {
-        .grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks()
-                                                            : shape_.channel_chunks() * shape_.slabs /
-                                                                  std::max(pack_slabs(shape_), 1) * pack_parts(shape_)),
-        .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
-        .grid_z = static_cast<unsigned>(params_.groups),
-        .block = kPackThreads};
+    pack_grid_ = {.grid_x = static_cast<unsigned>(shape_.wide_weights ? shape_.chunks() : pack_blocks(shape_)),
+                  .grid_y = static_cast<unsigned>(shape_.channel_blocks()),
+                  .grid_z = static_cast<unsigned>(params_.groups),
+                  .block = kPackThreads};
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -307,6 +327,8 @@ class TileKernel final : public Kernel {
     if (pack_) pack_->prepare(device_);
     if (unaligned_ != nullptr) unaligned_->prepare();
   }
+
+  bool queues() const override { return queues_; }
 
   std::size_t workspace_bytes() const {
     const std::size_t own = shape_.packed ? packed_bytes() : 0;
@@ -406,6 +428,7 @@ class TileKernel final : public Kernel {
   TileShape shape_;
   int device_;
   long long blocks_;
+  bool queues_;
   bool overlaps_pack_ = false;
   JitKernel kernel_;
   std::optional<JitKernel> pack_;

@@ -176,7 +176,7 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
   // A block of the pack kernel has a share of the bandwidth.
   const double pack_blocks = static_cast<double>(problem.groups) *
                              std::ceil(static_cast<double>(shape.out_channels) / shape.block_channels) *
-                             shape.channel_chunks() * shape.slabs / std::max(pack_slabs(shape), 1);
+                             shape.channel_chunks() * shape.slabs / std::max(pack_cut(shape).slabs, 1);
   const bool runs = shape.gradient && has_weight_runs(problem);
   const double pack_rate = shape.wide_weights ? 3.3e12
                            : runs             ? 2.5e12 * std::min(1.0, pack_blocks / device.multiprocessors)
