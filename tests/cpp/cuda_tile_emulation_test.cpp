@@ -2,8 +2,10 @@
 // or two to compile: by default every list is cut short, TCONV_TEST_ALL_KERNELS=1 (`make test-kernels`) takes it whole.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <set>
+#include <utility>
 
 #include "cases.h"
 #include "cuda/tile.h"
@@ -567,6 +569,58 @@ TEST_F(EmulatedTile, GradientWithChannelsLastWeights) {
   }
   EXPECT_GE(in_place, 1);
   EXPECT_GE(wide, 1);
+}
+
+// How weights lie in the tensor and how the pack kernel shares them: runs of either factor's channels, whole vectors or
+// not, at any address; rows, lines or both in several blocks; kernels too long for shared memory.
+TEST_F(EmulatedTile, PackedWeights) {
+  struct Case {
+    Problem problem;
+    Direction direction;
+    bool transposed;
+  };
+  const auto tf32 = [](const Problem& problem) { return in(problem, DType::f32, Precision::tf32); };
+  const std::vector<Case> cases = {
+      {tf32(make(1, 40, 24, 1, {axis(4, 3, 2, 1), axis(5, 3, 2, 1)})), Direction::grad_input, true},
+      {tf32(make(1, 20, 12, 1, {axis(6, 4000, 90, 0)})), Direction::grad_input, false},
+      {tf32(make(1, 20, 12, 1, {axis(6, 300, 7, 0)})), Direction::grad_input, false},
+      {in(make(1, 24, 44, 1, {axis(4, 3, 1, 1), axis(5, 3, 1, 1)}), DType::bf16, Precision::strict), Direction::forward,
+       false},
+      {tf32(make(1, 20, 12, 1, {axis(6, 300, 7, 0)})), Direction::forward, true},
+      {in(make(1, 48, 48, 2, {axis(4, 3, 2, 1), axis(5, 5, 2, 1)}), DType::f16, Precision::strict),
+       Direction::grad_input, true},
+      {in(make(1, 24, 44, 1, {axis(4, 3, 1, 1), axis(5, 3, 1, 1)}), DType::f16, Precision::strict),
+       Direction::grad_input, false},
+  };
+  bool shares_rows = false;
+  bool shares_lines = false;
+  bool in_place_only = false;
+  for (std::size_t i = 0; i < (test::takes_all() ? cases.size() : 3); ++i) {
+    Problem problem = cases[i].problem;
+    problem.direction = cases[i].direction;
+    if (cases[i].transposed) {
+      Sizes sizes = problem.weight_sizes();
+      std::swap(sizes[0], sizes[1]);
+      problem.weight_strides = contiguous_strides(sizes);
+      std::swap(problem.weight_strides[0], problem.weight_strides[1]);
+    }
+    SCOPED_TRACE(to_string(problem) + (cases[i].transposed ? ", transposed" : ""));
+    const test::EmulatedCase data(problem, random);
+    const std::vector<TileCandidate> candidates = tile_candidates(problem, test::gpu(90));
+    const auto packed = std::ranges::find_if(
+        candidates, [](const TileCandidate& c) { return c.shape.packed && !c.shape.wide_weights; });
+    ASSERT_NE(packed, candidates.end());
+    const PackCut cut = pack_cut(packed->shape);
+    shares_rows = shares_rows || (cut.slabs > 0 && cut.row_parts > 1);
+    shares_lines = shares_lines || (cut.slabs > 0 && cut.line_parts > 1);
+    in_place_only = in_place_only || cut.slabs == 0;
+    const Proposal proposal = propose_tile(problem, test::gpu(90), *packed);
+    EXPECT_EQ(data.fails(proposal), "");
+    EXPECT_EQ(data.fails(proposal, 1), "");
+  }
+  EXPECT_TRUE(shares_rows);
+  EXPECT_TRUE(shares_lines);
+  EXPECT_TRUE(in_place_only);
 }
 
 // Data at an odd address gets a cut of its own, and weights are packed one by one.
