@@ -269,7 +269,7 @@ double tile_seconds(const TileShape& shape, const Problem& problem, const Device
                           element_count(problem.weight_sizes())) *
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
-  const double pack_rate = shape.wide_weights ? 3.3e12 : shape.gradient && has_weight_runs(problem) ? 2.5e12 : 1.54e12;
+  const double pack_rate = shape.wide_weights ? 3.3e12 : shape.gradient && has_weight_runs(problem) ? 2.5e12 : 2.8e12;
   const double packing = shape.packed ? 5e-6 + 2 * packed_bytes / pack_rate : 0;
   const double torn = shape.gradient ? 0 : 4 * torn_bytes(shape, problem);
   const double transfer = 1.15 * (bytes + torn) / device.bandwidth;

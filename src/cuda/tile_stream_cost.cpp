@@ -174,13 +174,11 @@ double stream_seconds(const TileShape& shape, const Problem& problem, const Devi
       shape.element_bytes;
   const double packed_bytes = weight_bytes * shape.depth_blocks * static_cast<double>(tile_block_rows(shape, problem));
   // A block of the pack kernel has a share of the bandwidth.
-  const double pack_blocks = static_cast<double>(problem.groups) *
-                             std::ceil(static_cast<double>(shape.out_channels) / shape.block_channels) *
-                             shape.channel_chunks() * shape.slabs / std::max(pack_cut(shape).slabs, 1);
+  const double packing_blocks = static_cast<double>(problem.groups) * shape.channel_blocks() * pack_blocks(shape);
   const bool runs = shape.gradient && has_weight_runs(problem);
   const double pack_rate = shape.wide_weights ? 3.3e12
-                           : runs             ? 2.5e12 * std::min(1.0, pack_blocks / device.multiprocessors)
-                                              : 1.55e12 * std::min(1.0, pack_blocks / 2 / device.multiprocessors);
+                           : runs             ? 2.5e12 * std::min(1.0, packing_blocks / device.multiprocessors)
+                                              : 2.8e12 * std::min(1.0, packing_blocks / 2 / device.multiprocessors);
   // Kept weights that threads bring are all there before the first product: about 30 GB/s for a block.
   const double whole_weight =
       static_cast<double>(element_count(problem.weight_sizes())) / problem.groups * shape.element_bytes;
