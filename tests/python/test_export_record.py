@@ -7,10 +7,12 @@ import struct
 from dataclasses import replace
 
 import pytest
+import torch
 
 from exported_emulation import ROOT
 from tconv import export_record, exporter
-from tconv.problems import select_problems
+from tconv.explain import Setting
+from tconv.problems import Problem, select_problems
 
 
 @pytest.mark.parametrize("name", ["kb57", "kb64", "kb72", "kb73", "kb77", "kb81", "BigVGAN*", "UNet.up3"])
@@ -86,3 +88,20 @@ def test_long_lines_are_broken_and_mean_the_same():
     assert text.replace(" \\\n    ", " ").count(numbers) == 1
     assert "".join(text.replace('"\n    "', "").split()).count("".join(numbers.split())) == 2
     assert exporter.raw("x") == 'r"""\nx\n"""\n'
+
+
+@pytest.mark.parametrize(
+    ("view", "strides"),
+    [(None, (54, 9, 9, 3, 1)), ("transposed", (9, 45, 9, 3, 1)), ("expanded", (0, 0, 9, 3, 1))],
+)
+def test_a_plan_knows_how_a_models_weights_lie(view: str | None, strides: tuple[int, ...]):
+    sizes = {"batch": 1, "in_channels": 5, "out_channels": 6, "input": (4, 4), "kernel": (3, 3), "stride": (1, 1)}
+    places = {"padding": (0, 0), "output_padding": (0, 0), "dilation": (1, 1)}
+    problem = Problem("view", **sizes, **places, weight_strides=view)
+    for direction in ("forward", "grad_input"):
+        question = Setting(device="cuda", direction=direction).arguments(problem)
+        texts = torch.ops.tconv._record_launches("hopper", "general", *question)
+        channels = strides[:2] if direction == "forward" else strides[1::-1]
+        assert struct.pack("<5q", *channels, *strides[2:]).hex() in texts[-1]
+    with pytest.raises(RuntimeError, match="weight_strides must be empty, contiguous, transposed or expanded"):
+        torch.ops.tconv._record_launches("hopper", "general", *question[:-1], "sideways")
