@@ -8,8 +8,8 @@
 namespace tconv::front {
 
 // While it lives, another stream of the device is the current one. Its work begins after what the caller's stream has
-// been given so far, and what that stream is given after `join` begins after it. That is a fork and a join of a CUDA
-// Graph, too.
+// been given so far, and what that stream is given after this object's end begins after it. That is a fork and a join
+// of a CUDA Graph, too.
 class Beside {
  public:
   explicit Beside(c10::Device device);

@@ -33,27 +33,12 @@ DType dtype_of(const at::Tensor& tensor) {
   }
 }
 
-bool agree(const Sizes& sizes, const Strides& a, const Strides& b) {
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] > 1 && a[d] != b[d]) return false;
-  }
-  return true;
-}
-
-// The tensor's strides, lifted to three spatial axes. Along an axis of size 1 PyTorch leaves the stride arbitrary;
-// there the packed value is put in, so that equal layouts are equal problems and share a plan.
+// The tensor's strides, lifted to three spatial axes.
 Strides strides_of(const at::Tensor& tensor, int rank, const Sizes& sizes) {
-  Strides strides = contiguous_strides(sizes);
-  const Strides channels_last = channels_last_strides(sizes);
-  Strides own = strides;
+  Strides own = contiguous_strides(sizes);
   for (int d = 0; d < kLeadingDims; ++d) own[d] = tensor.stride(d);
   for (int a = 0; a < rank; ++a) own[kLeadingDims + kSpatialAxes - rank + a] = tensor.stride(kLeadingDims + a);
-  if (agree(sizes, own, strides)) return strides;
-  if (agree(sizes, own, channels_last)) return channels_last;
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] > 1) strides[d] = own[d];
-  }
-  return strides;
+  return settled_strides(sizes, own);
 }
 
 Problem problem_of(const Geometry<std::int64_t>& g, Direction direction, const Operands& operands) {

@@ -56,8 +56,8 @@ inline void execute(const Geometry<std::int64_t>& geometry, Direction direction,
 }
 
 // What is known of a run before it takes place: how long it is expected to take (0: no estimate), whether it shares the
-// GPU with a neighbour on its stream (Kernel::overlaps), whether its blocks wait for multiprocessors (Kernel::queues),
-// and whether its plan was chosen by measurement.
+// GPU with a neighbour on its stream (Kernel::overlaps), whether it has more tiles than fit at once
+// (Kernel::queues), and whether its plan was chosen by measurement.
 struct Outlook {
   double seconds = 0;
   bool overlaps = false;

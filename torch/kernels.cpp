@@ -48,17 +48,18 @@ void execute_both(const IntGeometry& g, const Operands& for_input, const Operand
   const bool may_overlap = for_input.output.is_cuda() && !autotuning();
   const Outlook input = may_overlap ? outlook(g, Direction::grad_input, for_input) : Outlook{};
   const Outlook weight = may_overlap ? outlook(g, Direction::grad_weight, for_weight) : Outlook{};
+  const bool both_short = may_overlap && input.seconds < kShort && weight.seconds < kShort;
   if (input.overlaps && weight.overlaps) {
     const Run second(g, Direction::grad_weight, for_weight, nullptr, Company::previous);
     execute(g, Direction::grad_input, for_input);
     second.start();
-  } else if (may_overlap && input.seconds < kShort && weight.seconds < kShort && input.queues) {
-    // On this stream, the gradient of the weight starts first. The other one's blocks follow where its own end.
+  } else if (both_short && input.queues) {
+    // On this stream, the gradient of the weight starts first. The other one's tiles follow where its own end.
     Beside beside(for_input.output.device());
     execute(g, Direction::grad_input, for_input);
     beside.leave();
     execute(g, Direction::grad_weight, for_weight);
-  } else if (may_overlap && input.seconds < kShort && weight.seconds < kShort) {
+  } else if (both_short) {
     Beside beside(for_input.output.device());
     execute(g, Direction::grad_weight, for_weight);
     beside.leave();

@@ -68,7 +68,7 @@ struct Question {
 // What models pass as weights that do not lie as the layout says; an empty text for those that do.
 void set_weight_strides(Problem& problem, const std::string& name) {
   if (name.empty()) return;
-  auto [in_channels, out_channels, depth, height, width] = problem.weight_sizes();
+  const auto [in_channels, out_channels, depth, height, width] = problem.weight_sizes();
   if (name == "contiguous") {
     problem.weight_strides = contiguous_strides(problem.weight_sizes());
   } else if (name == "transposed") {
@@ -104,12 +104,23 @@ Question question_of(const std::string& dtype, const std::string& device, const 
   validate(problem);  // before sizes are computed from it
   set_contiguous(problem);
   if (channels_last) {
-    problem.input_strides = channels_last_strides(problem.input_sizes());
-    problem.weight_strides = channels_last_strides(problem.weight_sizes());
-    problem.output_strides = channels_last_strides(problem.output_sizes());
+    // Of one axis PyTorch knows no such results: only what is read may lie so.
+    const bool results = problem.rank > 1;
+    if (results || problem.direction == Direction::forward || problem.direction == Direction::grad_weight)
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+    if (results || problem.direction != Direction::grad_weight)
+      problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    if (results) problem.output_strides = channels_last_strides(problem.output_sizes());
   }
   // A gradient of the weight is a tensor of its own, whatever the weight is a view of.
   if (problem.direction != Direction::grad_weight) set_weight_strides(problem, weight_strides);
+  if (problem.direction == Direction::grad_bias) {  // reads grad_output alone
+    problem.input_strides = contiguous_strides(problem.input_sizes());
+    problem.weight_strides = contiguous_strides(problem.weight_sizes());
+  }
+  problem.input_strides = settled_strides(problem.input_sizes(), problem.input_strides);
+  problem.weight_strides = settled_strides(problem.weight_sizes(), problem.weight_strides);
+  problem.output_strides = settled_strides(problem.output_sizes(), problem.output_strides);
   return question;
 }
 

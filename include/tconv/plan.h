@@ -62,7 +62,7 @@ class Kernel {
   // Whether a run shares the GPU with a neighbour on its stream (see Execution): grad_input with the next one, which it
   // lets start while it lasts (it has no workspace, which could become the other's), grad_weight with the one before.
   virtual bool overlaps() const { return false; }
-  // Whether it has more blocks than a GPU holds at once, so that they take what another kernel leaves.
+  // Whether it is known to have more tiles than a GPU holds at once.
   virtual bool queues() const { return false; }
   // Tile, grid, stages: whatever a person wants to see in `explain`.
   virtual std::string describe() const { return {}; }

@@ -49,6 +49,9 @@ using Sizes = std::array<std::int64_t, 2 + kSpatialAxes>;
 // Strides of densely packed elements: width varies fastest, or (channels_last) the channel.
 Strides contiguous_strides(const Sizes& sizes);
 Strides channels_last_strides(const Sizes& sizes);
+// The same strides, but along axes of size 1, where they mean nothing, those of a dense tensor: equal layouts are equal
+// problems, and share a plan.
+Strides settled_strides(const Sizes& sizes, const Strides& strides);
 
 struct Problem {
   int rank = 2;  // spatial axes that the caller has; for messages only, the axes below are always three

@@ -39,7 +39,6 @@ def prepare_problems(problems: Sequence[Problem], setting: Setting, *, backward:
             file=sys.stderr,
         )
         return 1
-    torch.backends.cudnn.allow_tf32 = setting.precision == "tf32"
 
     def ready(problem: Problem) -> str:
         begin = time.perf_counter()

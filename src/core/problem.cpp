@@ -119,6 +119,23 @@ std::int64_t Axis::output() const {
 Strides contiguous_strides(const Sizes& sizes) { return packed_strides(sizes, {4, 3, 2, 1, 0}); }
 Strides channels_last_strides(const Sizes& sizes) { return packed_strides(sizes, {1, 4, 3, 2, 0}); }
 
+Strides settled_strides(const Sizes& sizes, const Strides& strides) {
+  const auto agrees = [&](const Strides& dense) {
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] > 1 && strides[d] != dense[d]) return false;
+    }
+    return true;
+  };
+  Strides settled = contiguous_strides(sizes);
+  if (agrees(settled)) return settled;
+  const Strides channels_last = channels_last_strides(sizes);
+  if (agrees(channels_last)) return channels_last;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1) settled[d] = strides[d];
+  }
+  return settled;
+}
+
 Sizes Problem::input_sizes() const { return {batch, in_channels, axes[0].input, axes[1].input, axes[2].input}; }
 
 Sizes Problem::weight_sizes() const {

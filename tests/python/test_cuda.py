@@ -470,6 +470,7 @@ def test_gradients_are_the_same_in_every_run(precision):
 
 BESIDE = {
     "a cut that leaves room": Case((4, 4), (4, 4), (2, 2), (1, 1), batch=64, in_per_group=512, out_per_group=256),
+    "more tiles than fit at once": Case((64, 64), (2, 2), (2, 2), (0, 0), batch=4, in_per_group=512, out_per_group=256),
     "one behind the other": Case((64, 64), (4, 4), (2, 2), (1, 1), batch=8, groups=64),
     "small groups": Case((31, 31), (3, 3), (2, 2), (1, 1), batch=4, groups=8, in_per_group=8, out_per_group=8),
 }
