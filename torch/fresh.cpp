@@ -1,35 +1,35 @@
 #include "fresh.h"
 
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 
-#include <cstdint>
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+#include "kept_memory.h"
 
 namespace tconv::front {
 namespace {
 
-void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr std::uintptr_t kLargePage = std::uintptr_t{2} << 20U;
-  // Pages that lie within the tensor alone; a few of them are not worth the call.
-  constexpr std::uintptr_t kFewest = 2;
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
-  const std::uintptr_t end = (address + bytes) / kLargePage * kLargePage;
-  // A system that refuses goes on with small pages.
-  if (end >= begin + kFewest * kLargePage) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
+bool is_large(at::IntArrayRef sizes, std::size_t itemsize) {
+  double bytes = static_cast<double>(itemsize);
+  for (const std::int64_t size : sizes) bytes *= static_cast<double>(size);
+  return bytes >= static_cast<double>(kFewestKeptBytes);
+}
+
+// Whoever debugs wants at::empty to fill memory.
+bool wants_filled() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
 }
 
 }  // namespace
 
 at::Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions& options, at::MemoryFormat format) {
-  at::Tensor tensor = at::empty(sizes, options.memory_format(format));
-  if (tensor.is_cpu()) prefer_large_pages(tensor.mutable_data_ptr(), tensor.nbytes());
-  return tensor;
+  const bool keeps = options.device().is_cpu() && !options.pinned_memory() &&
+                     is_large(sizes, options.dtype().itemsize()) && !wants_filled();
+  c10::Allocator* const allocator = keeps ? kept_memory() : nullptr;
+  if (allocator == nullptr) return at::empty(sizes, options.memory_format(format));
+  return at::detail::empty_generic(sizes, allocator, c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                   c10::typeMetaToScalarType(options.dtype()), format);
 }
 
 }  // namespace tconv::front

@@ -6,7 +6,7 @@
 namespace tconv::front {
 
 // As at::empty. On a CPU, the system hands out memory page by page as it is first written, which takes longer than the
-// writing itself; large tensors ask for large pages instead, where the system leaves that choice to the program.
+// writing itself: large tensors are made of large pages, and of memory that was used before (kept_memory.h).
 at::Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions& options, at::MemoryFormat format);
 
 }  // namespace tconv::front

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "execute.h"
+#include "kept_memory.h"
 #include "tconv/error.h"
 #include "tconv/explain.h"
 #include "tconv/info.h"
@@ -261,6 +262,7 @@ TORCH_LIBRARY(tconv, m) {
   m.def("_forced() -> str", []() { return std::string(forced_family()); });
   m.def("_planning() -> int", &planning);
   m.def("_autotune(bool begin) -> ()", &autotune);
+  m.def("_release_memory() -> ()", &release_memory);
 }
 
 }  // namespace

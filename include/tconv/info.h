@@ -20,4 +20,8 @@ struct Info {
 
 Info info();
 
+// TCONV_KEEP_MEMORY: how many MiB of results that are no longer used a front may keep for later ones; negative where
+// the user does not say.
+int keep_memory_requested();
+
 }  // namespace tconv

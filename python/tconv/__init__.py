@@ -4,6 +4,7 @@ from . import _library, _vmap  # noqa: F401  (registers the operators)
 from .convert import convert
 from .exporter import export
 from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d
+from .memory import release_memory
 from .modules import (
     ConvTranspose1d,
     ConvTranspose2d,
@@ -31,4 +32,5 @@ __all__ = [
     "convert",
     "export",
     "prepare",
+    "release_memory",
 ]

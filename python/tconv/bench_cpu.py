@@ -31,9 +31,11 @@ def _resident() -> tuple[int, int]:
 def peak_extra_bytes(call: Callable[[], object]) -> int | None:
     """Memory that a call holds at its peak besides the tensors that it returns; None where the system does not tell.
 
-    What the threads keep from earlier calls is there already and does not count again.
+    What the threads keep from earlier calls is there already and does not count again. Results kept for later ones are
+    given back first, so that the call gets new memory like any first call.
     """
     gc.collect()
+    torch.ops.tconv._release_memory()
     try:
         ctypes.CDLL(None).malloc_trim(0)  # freed memory that is still held would be used again unseen
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew

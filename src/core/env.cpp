@@ -36,6 +36,7 @@ Env read_env() {
   if (const std::string autotune = variable("TCONV_AUTOTUNE"); !autotune.empty()) {
     env.autotune = number(autotune) > 0 ? Autotune::tune : Autotune::ignore;
   }
+  if (const std::string keep = variable("TCONV_KEEP_MEMORY"); !keep.empty()) env.keep_memory = number(keep);
   env.log_level = number(variable("TCONV_LOG"));
   return env;
 }

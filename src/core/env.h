@@ -16,6 +16,7 @@ struct Env {
   std::string nvrtc;                  // TCONV_NVRTC: path of the NVRTC library to open
   std::string cuda_home;              // CUDA_HOME, else CUDA_PATH: a CUDA toolkit that may bring NVRTC
   Autotune autotune = Autotune::use;  // TCONV_AUTOTUNE
+  int keep_memory = -1;               // TCONV_KEEP_MEMORY: most MiB of freed results to keep; -1: not said
   int log_level = 0;                  // TCONV_LOG: 0 nothing, 1 plans and compilations, 2 every call
 };
 

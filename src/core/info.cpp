@@ -31,4 +31,6 @@ Info info() {
   return info;
 }
 
+int keep_memory_requested() { return env().keep_memory; }
+
 }  // namespace tconv
