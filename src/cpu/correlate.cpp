@@ -2,6 +2,8 @@
 //   target[ct][p] = sum over source channels and taps of  weight[cs][ct][tap] source[cs][p + offset(tap)],
 // a matrix product whose second operand is read in place. Each element is one chain of multiply-adds in an order that
 // depends on the layer alone (source channel, then tap), so neither threads nor blocking nor batch change a result.
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <type_traits>
@@ -13,6 +15,7 @@
 #include "cpu/packed_weights.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
+#include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/reach.h"
 #include "cpu/results.h"
@@ -197,14 +200,17 @@ class Correlate final : public Kernel {
     E* target;
   };
 
+  Sizes target_sizes() const {
+    return problem_.direction == Direction::forward ? problem_.output_sizes() : problem_.input_sizes();
+  }
+
   ResultStore<E, T> store_of(const Tensors& tensors) const {
-    return {tiling_, roles_.target_strides, tensors.bias, tensors.target};
+    return {tiling_, target_sizes(), roles_.target_strides, tensors.bias, tensors.target};
   }
 
   // For outputs that no tap reaches.
   void fill_with_bias(const Tensors& tensors, const Execution& execution) const {
-    const bool forward = problem_.direction == Direction::forward;
-    const Sizes sizes = forward ? problem_.output_sizes() : problem_.input_sizes();
+    const Sizes sizes = target_sizes();
     const Strides& strides = roles_.target_strides;
     const std::int64_t rows = sizes[0] * sizes[1] * sizes[2] * sizes[3];
     const ElementOps<E, T>& ops = element_ops<E, T>();
@@ -450,6 +456,8 @@ class Correlate final : public Kernel {
     if (reach_.empty()) own_reach = reach_of(tile, stage.phases, size.rows, results.row_size);
     const Reach& reach = reach_.empty() ? own_reach : reach_;
     const std::int64_t target = roles_.first_target(block.group, block.first);
+    const bool past_caches = chunk_ >= roles_.source_channels && size.vectors * math.lanes % kMostLanes == 0 &&
+                             writes_whole_lines(tensors.target, block);
     std::vector<std::int64_t> places;
     for (std::int64_t c = stage.first_channel; c < stage.last_channel; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, stage.last_channel - c);
@@ -492,12 +500,23 @@ class Correlate final : public Kernel {
             job.places = places.data() + t;
             job.parts = std::min(parts, count - t);
             job.accumulate = c > 0 || t > 0;
+            job.past_caches = past_caches && parts >= count;
             reached.cells.multiply(math, size, block.targets, panels, job);
           }
         }
       }
     }
     if (!stores_in_place_) store(tensors, tile, block, results);
+    if (past_caches) hwy::FlushStream();  // before another thread reads the results
+  }
+
+  // Whether sums in the tensor go past the caches.
+  bool writes_whole_lines(const E* target, const TargetBlock& block) const {
+    constexpr std::int64_t kLine = 64 / sizeof(E);
+    const Sizes sizes = target_sizes();
+    return stores_in_place_ && exceeds_caches(sizes, sizeof(E)) &&
+           has_whole_lines(target, sizes, roles_.target_strides) &&
+           roles_.first_target(block.group, block.first) % kLine == 0 && block.targets % kLine == 0;
   }
 
   Problem problem_;

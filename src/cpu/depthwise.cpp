@@ -3,6 +3,8 @@
 //   forward, grad_input:  target[j][c] = sum over taps of  source[j + offset(tap)][c] weight[tap][c]
 //   grad_weight:          grad_weight[tap][c] = sum over j of  input[j][c] grad_output[j + offset(tap)][c]
 // Rows of positions are read where they lie. Those at the borders, which fewer taps reach, go one by one.
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -10,6 +12,7 @@
 
 #include "cpu/axis_map.h"
 #include "cpu/depthwise_simd.h"
+#include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/simd.h"
 #include "cpu/tile.h"
@@ -64,6 +67,8 @@ class Depthwise final : public Kernel {
     job.bias = problem_.bias && forward ? static_cast<const E*>(buffers.bias) : nullptr;
     const E* const source = static_cast<const E*>(forward ? buffers.input : buffers.output);
     E* const target = static_cast<E*>(forward ? buffers.output : buffers.input);
+    const Sizes sizes = forward ? problem_.output_sizes() : problem_.input_sizes();
+    job.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(target, sizes, target_strides_);
     parallel_for(execution, row_count_, grain(), [&](std::int64_t begin, std::int64_t end) {
       WeighCells<E, T> own = job;
       std::vector<RowTap> taps;
@@ -80,6 +85,7 @@ class Depthwise final : public Kernel {
           depthwise_ops<E, T>().weigh(own);
         });
       }
+      if (own.past_caches) hwy::FlushStream();  // before another thread reads the results
     });
   }
 

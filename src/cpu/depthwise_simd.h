@@ -20,6 +20,7 @@ struct WeighCells {
   std::int64_t cells = 0;
   std::int64_t channels = 0;
   const E* bias = nullptr;
+  bool past_caches = false;  // `to` and its steps are whole cache lines, which nobody reads soon
 };
 
 // sums[places[t] + c] += sum over j of a[j a_step + c] b[j b_step + offsets[t] + c]

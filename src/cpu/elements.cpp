@@ -79,6 +79,15 @@ void store(const T* HWY_RESTRICT from, std::int64_t from_step, E* to, std::int64
   }
 }
 
+template <typename T>
+constexpr bool kVectorIsLine = hn::MaxLanes(hn::ScalableTag<T>()) * sizeof(T) == 64;
+
+// Elements up to the next cache line.
+template <typename T>
+HWY_INLINE std::int64_t until_line(const T* place) {
+  return static_cast<std::int64_t>((64 - reinterpret_cast<std::uintptr_t>(place) % 64) % 64 / sizeof(T));
+}
+
 // Two, three or four phases side by side. Reads whole vectors: up to one past the end of the row.
 template <typename T, std::int64_t kPhases>
 void interleave_few(const Interleave<T, T>& job) {
@@ -91,12 +100,32 @@ void interleave_few(const Interleave<T, T>& job) {
     if constexpr (kPhases == 3) hn::StoreInterleaved3(line(0), line(1), line(2), tag, to);
     if constexpr (kPhases == 4) hn::StoreInterleaved4(line(0), line(1), line(2), line(3), tag, to);
   };
+  HWY_ALIGN T some[kPhases * HWY_MAX_BYTES / sizeof(T)];
   std::int64_t i = 0;
+  if (job.past_caches && kVectorIsLine<T>) {
+    // Cells up to a whole line, then lines.
+    std::int64_t lead = until_line(job.to);
+    for (std::int64_t line = 1; line < kPhases && lead % kPhases != 0; ++line) lead += lanes;
+    const std::int64_t first = lead / kPhases;
+    constexpr std::int64_t kFewestLines = 16;  // of a row that begins anywhere
+    const bool worth = lead == 0 || job.count * kPhases >= kFewestLines * lanes;
+    if (worth && lead % kPhases == 0 && first + lanes <= job.count) {
+      for (; i < first; i += lanes) {
+        store(i, some);
+        std::copy_n(some, std::min(lanes, first - i) * kPhases, job.to + i * kPhases);
+      }
+      for (i = first; i + lanes <= job.count; i += lanes) {
+        store(i, some);
+        for (std::int64_t p = 0; p < kPhases; ++p) {
+          hn::Stream(hn::Load(tag, some + p * lanes), tag, job.to + i * kPhases + p * lanes);
+        }
+      }
+    }
+  }
   for (; i + lanes <= job.count; i += lanes) store(i, job.to + i * kPhases);
   if (i == job.count) return;
-  T rest[kPhases * HWY_MAX_BYTES / sizeof(T)];
-  store(i, rest);
-  std::copy_n(rest, (job.count - i) * kPhases, job.to + i * kPhases);
+  store(i, some);
+  std::copy_n(some, (job.count - i) * kPhases, job.to + i * kPhases);
 }
 
 // Any number of phases: cell by cell, or several cells at once where they fill a vector.
@@ -168,7 +197,10 @@ void store_cells(const StoreCells<E, T>& job) {
         return job.bias == nullptr ? values : hn::Add(values, hn::LoadU(tag, job.bias + c));
       };
       if (job.channel_step == 1) {
-        for (; c + lanes <= job.channels; c += lanes) hn::StoreU(with_bias(hn::LoadU(tag, from + c)), tag, to + c);
+        for (; c + lanes <= job.channels; c += lanes) {
+          const auto values = with_bias(hn::LoadU(tag, from + c));
+          job.past_caches ? hn::Stream(values, tag, to + c) : hn::StoreU(values, tag, to + c);
+        }
       } else if (Strided<T>::fits(job.channel_step)) {
         const Strided<T> strided(job.channel_step);
         for (; c + lanes <= job.channels; c += lanes) {
@@ -199,10 +231,10 @@ HWY_INLINE T bias_of(const StoreRows<E, T>& job, std::int64_t channel) {
   return job.bias == nullptr ? T{0} : widen<E, T>(job.bias[channel]);
 }
 
-// As many rows as a vector has lanes, of some channels, into to[channel to_step].
+// As many rows as a vector has lanes, of some channels, into to[channel to_step]; `lines`: each is a whole cache line.
 template <typename E, typename T>
 void store_vector_of_rows(const StoreRows<E, T>& job, const T* const* rows, std::int64_t valid, std::int64_t first,
-                          std::int64_t last, E* to) {
+                          std::int64_t last, E* to, bool lines) {
   const hn::ScalableTag<T> tag;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   if constexpr (kLanes >= kBlock<T>) {
@@ -214,6 +246,7 @@ void store_vector_of_rows(const StoreRows<E, T>& job, const T* const* rows, std:
             const auto values = hn::Add(sums, hn::Set(tag, bias_of(job, c + q)));
             E* const place = to + (c + q) * job.to_step;
             if constexpr (std::is_same_v<E, T>) {
+              if (lines) return hn::Stream(values, tag, place);
               if (valid == kLanes) return hn::StoreU(values, tag, place);
             }
             T some[kLanes];
@@ -235,12 +268,15 @@ void store_rows(const StoreRows<E, T>& job) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   constexpr std::int64_t kTogether = 16;  // channels: each is a stream of its own to the memory
   const std::int64_t total = job.count * job.phases;
+  // Whole lines, and what lies before the first of them.
+  const bool lines = job.past_caches && std::is_same_v<E, T> && kVectorIsLine<T> && job.to_step % kLanes == 0;
+  const std::int64_t lead = lines ? until_line(job.to) : 0;
   for (std::int64_t first = 0; first < job.channels; first += kTogether) {
     const std::int64_t last = std::min(first + kTogether, job.channels);
     const T* cell = job.from;
     std::int64_t phase = 0;
-    for (std::int64_t r = 0; r < total; r += kLanes) {
-      const std::int64_t valid = std::min(kLanes, total - r);
+    for (std::int64_t r = 0, valid = 0; r < total; r += valid) {
+      valid = std::min(r == 0 && lead > 0 ? lead : kLanes, total - r);
       const T* rows[kLanes];
       for (std::int64_t j = 0; j < valid; ++j) {
         rows[j] = cell + job.places[phase];
@@ -249,7 +285,7 @@ void store_rows(const StoreRows<E, T>& job) {
         cell += job.cell_step;
       }
       for (std::int64_t j = valid; j < kLanes; ++j) rows[j] = rows[0];
-      store_vector_of_rows(job, rows, valid, first, last, job.to + r);
+      store_vector_of_rows(job, rows, valid, first, last, job.to + r, lines && valid == kLanes);
     }
   }
 }

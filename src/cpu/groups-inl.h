@@ -101,7 +101,7 @@ void store_groups(const StoreCells<E, T>& job) {
         T* const to = job.to + i * job.to_step;
         transpose(job.from + i * job.cell_step, [&](std::int64_t first, auto values) HWY_ATTR {
           if (job.bias != nullptr) values = hn::Add(values, hn::LoadU(whole, job.bias + first));
-          hn::StoreU(values, whole, to + first);
+          job.past_caches ? hn::Stream(values, whole, to + first) : hn::StoreU(values, whole, to + first);
         });
       }
       return;

@@ -2,8 +2,11 @@
 // bias, rounded.
 #pragma once
 
+#include <hwy/cache_control.h>
+
 #include "cpu/packing.h"
 #include "cpu/panels.h"
+#include "cpu/past_caches.h"
 
 namespace tconv::cpu {
 
@@ -25,13 +28,30 @@ struct Results {
 template <typename E, typename T>
 class ResultStore {
  public:
-  // No bias: nullptr.
-  ResultStore(const Tiling& tiling, const Strides& strides, const E* bias, E* target)
-      : tiling_(tiling), strides_(strides), bias_(bias), target_(target) {}
+  // No bias: nullptr. `sizes` are those of the whole target.
+  ResultStore(const Tiling& tiling, const Sizes& sizes, const Strides& strides, const E* bias, E* target)
+      : tiling_(tiling),
+        strides_(strides),
+        bias_(bias),
+        target_(target),
+        past_caches_(exceeds_caches(sizes, sizeof(E))),
+        whole_lines_(past_caches_ && has_whole_lines(target, sizes, strides)) {}
 
   // Stores the results of a tile for some channels.
   void operator()(const Tile& tile, std::int64_t first_channel, std::int64_t channels,
                   const Results<T>& results) const {
+    put(tile, first_channel, channels, results);
+    if (past_caches_) hwy::FlushStream();  // before another thread reads them
+  }
+
+  T bias_of(std::int64_t channel) const {
+    T bias = 0;
+    if (bias_ != nullptr) ops_.load(bias_ + channel, 1, &bias, 1, 1);
+    return bias;
+  }
+
+ private:
+  void put(const Tile& tile, std::int64_t first_channel, std::int64_t channels, const Results<T>& results) const {
     const View<E> view{target_ + first_channel * strides_[1], strides_, channels};
     const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
     const std::int64_t in_row = tiling_.row_phases();
@@ -46,13 +66,6 @@ class ResultStore {
     }
   }
 
-  T bias_of(std::int64_t channel) const {
-    T bias = 0;
-    if (bias_ != nullptr) ops_.load(bias_ + channel, 1, &bias, 1, 1);
-    return bias;
-  }
-
- private:
   // Whether the phases of a row lie side by side.
   bool neighbours(std::int64_t first) const {
     for (std::int64_t w = 1; w < tiling_.row_phases(); ++w) {
@@ -74,6 +87,9 @@ class ResultStore {
     job.interleaved = results.interleaved;
     job.group_step = results.group_step;
     job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
+    // Blocks of channels begin and end with whole lines too.
+    constexpr std::int64_t kLine = 64 / sizeof(E);
+    job.past_caches = whole_lines_ && first_channel % kLine == 0 && view.channels * results.interleaved % kLine == 0;
     for (const Runs::Run& run : runs.all()) {
       job.from = results.sums + tiling_.slot(index) * results.phase_size + run.line * results.cell_step();
       job.to = view.data + run.tensor;
@@ -103,6 +119,7 @@ class ResultStore {
       job.to_step = view.strides[1];
       job.channels = view.channels;
       job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
+      job.past_caches = past_caches_;
       const std::vector<Runs::Run>& rows = runs.all();
       const std::int64_t count = shortest.count();
       for (std::size_t first = 0, next = 0; first < rows.size(); first = next) {
@@ -128,6 +145,7 @@ class ResultStore {
     job.to_step = view.strides[4];
     job.period = runs.tensor_step();
     job.count = shortest.count();
+    job.past_caches = past_caches_;
     for_each_channel_and_run(view, runs, false, [&](std::int64_t channel, const Runs::Run& run) {
       job.from = results.sums + channel * results.channel_step() + run.line * results.cell_step();
       job.to = view.data + channel * view.strides[1] + run.tensor;
@@ -159,6 +177,8 @@ class ResultStore {
   Strides strides_;
   const E* bias_;
   E* target_;
+  bool past_caches_;
+  bool whole_lines_;
 };
 
 }  // namespace tconv::cpu

@@ -140,7 +140,7 @@ void multiply_cells(const MultiplyCells<T>& job) {
     begin_sums<T, kTileRows, kVectors>(tag, job.initial, sums);
   }
   // What will be stored next, or loaded by the tile below: nothing else foretells it.
-  for (int m = 0; m < kTileRows; ++m) {
+  for (int m = 0; m < kTileRows && !job.past_caches; ++m) {
     const std::int64_t place = job.c_places[job.accumulate ? m + kTileRows : m];
     for (int v = 0; v < kVectors; ++v) hwy::Prefetch(job.c + place + v * lanes);
   }
@@ -161,6 +161,13 @@ void multiply_cells(const MultiplyCells<T>& job) {
       }
       b += b_step;
     }
+  }
+  if (job.past_caches) {
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) {
+      for (int v = 0; v < kVectors; ++v) hn::Stream(sums[m][v], tag, job.c + job.c_places[m] + v * lanes);
+    }
+    return;
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; ++m) {

@@ -47,6 +47,7 @@ struct MultiplyCells {
   const std::int64_t* c_places = nullptr;
   bool accumulate = false;     // otherwise c begins with
   const T* initial = nullptr;  // [n], or zeros
+  bool past_caches = false;    // c is whole cache lines that nobody reads soon
 };
 
 // The same product where the steps of both lie in `parts` pieces of `depth` positions each:
@@ -199,6 +200,7 @@ struct Interleave {
   std::int64_t period = 0;
   std::int64_t count = 0;  // of each phase
   T bias = 0;
+  bool past_caches = false;  // nobody reads `to` soon
 };
 
 // Turns results with their channels side by side into rows of phases:
@@ -215,6 +217,7 @@ struct StoreRows {
   std::int64_t count = 0;  // of each phase
   std::int64_t channels = 0;
   const E* bias = nullptr;
+  bool past_caches = false;  // nobody reads `to` soon
 };
 
 // Cells whose channels lie side by side in the tensor: to[cell to_step + channel] = from[cell cell_step + channel
@@ -233,6 +236,7 @@ struct StoreCells {
   std::int64_t interleaved = 1;
   std::int64_t group_step = 0;
   const E* bias = nullptr;
+  bool past_caches = false;  // `to` is whole cache lines that nobody reads soon
 };
 
 // The other way: to[cell to_step + channel groups + g] = from[cell cell_step + g group_step + channel].

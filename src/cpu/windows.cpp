@@ -187,7 +187,8 @@ class GradInputFromWindows final : public Kernel {
       reached.cells.multiply(math, size, block.targets, Panels<T>{weights, std::ssize(offsets_) * run_}, job);
     }
     if (!stores_in_place_) {
-      ResultStore<E, T>(tiling_, roles_.target_strides, nullptr, input)(tile, target, block.targets, results);
+      const ResultStore<E, T> put(tiling_, problem_.input_sizes(), roles_.target_strides, nullptr, input);
+      put(tile, target, block.targets, results);
     }
   }
 

@@ -4,6 +4,8 @@
 //   source tile -> packed line, channels innermost -> `points` combined lines -> products with combined weights,
 //   summed over channels and the taps of the other axes -> combined back into cells.
 // Sums are in an order that depends on the layer alone; so neither threads nor blocking nor batch change a result.
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -304,8 +306,10 @@ class Winograd final : public Kernel {
       run_phases(tensors, stage, phases, shared, tile, block, row_size, results, memory);
     }
     if (!stores_in_place_) {
-      const ResultStore<E, T> put(tiling_, roles_.target_strides, tensors.bias, tensors.target);
+      const ResultStore<E, T> put(tiling_, target_sizes(), roles_.target_strides, tensors.bias, tensors.target);
       put(tile, block.group * roles_.target_channels + block.first, block.targets, results);
+    } else {
+      hwy::FlushStream();  // before another thread reads the results
     }
   }
 
@@ -382,6 +386,16 @@ class Winograd final : public Kernel {
     }
   }
 
+  Sizes target_sizes() const {
+    return problem_.direction == Direction::forward ? problem_.output_sizes() : problem_.input_sizes();
+  }
+
+  bool writes_whole_lines(const E* target, const TargetBlock& block) const {
+    const Sizes sizes = target_sizes();
+    return exceeds_caches(sizes, sizeof(E)) && has_whole_lines(target, sizes, roles_.target_strides) &&
+           (block.group * roles_.target_channels + block.first) % kMostLanes == 0 && block.targets % kMostLanes == 0;
+  }
+
   // The products of a phase into cells: of the tensor, or of the tile of results.
   void store(const Tensors& tensors, const Tile& tile, const TargetBlock& block, std::size_t phase, const T* products,
              std::int64_t row_size, const Results<T>& results, Scratch<T>& half) const {
@@ -395,7 +409,7 @@ class Winograd final : public Kernel {
       const std::int64_t points = kSchemes[fast_[1].scheme].points;
       for (int point = 0; point < kSchemes[fast_[0].scheme].points; ++point) {
         store_along(1, tile, phase, cells, products + point * points * row_size * lines_[1].size, row_size,
-                    halves + point * half_size, to, nullptr);
+                    halves + point * half_size, to, nullptr, false);
       }
       products = halves;
     }
@@ -411,12 +425,13 @@ class Winograd final : public Kernel {
       }
     }
     if (sums == nullptr) sums = results.sums + tiling_.slot(phase) * results.phase_size;
-    store_along(0, tile, phase, cells, products, row_size, sums, to, bias);
+    const bool past_caches = stores_in_place_ && writes_whole_lines(tensors.target, block);
+    store_along(0, tile, phase, cells, products, row_size, sums, to, bias, past_caches);
   }
 
   // Lines that are combined along the axes up to `level` into lines that are not along this one, or into cells.
   void store_along(std::size_t level, const Tile& tile, std::size_t phase, const Triple& cells, const T* from,
-                   std::int64_t row_size, T* sums, const CellPlaces& to, const T* bias) const {
+                   std::int64_t row_size, T* sums, const CellPlaces& to, const T* bias, bool past_caches) const {
     const int axis = fast_[level].axis;
     const Scheme& scheme = kSchemes[fast_[level].scheme];
     const FastLine& line = lines_[level];
@@ -424,6 +439,7 @@ class Winograd final : public Kernel {
     Combine<T> job;
     job.count = row_size;
     job.bias = bias;
+    job.past_caches = past_caches;
     // A row of cells along the width at a time; where that is the fast axis, tiles that exist as a whole or one that
     // does not.
     job.from_steps.fill(row_size);

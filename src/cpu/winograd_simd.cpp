@@ -162,7 +162,7 @@ void combine(const Combine<float>& shared) {
             sum = hn::MulAdd(hn::Set(tag, weight), values[i], sum);
           }
         }
-        hn::StoreU(sum, tag, job.to[o] + to + c);
+        job.past_caches ? hn::Stream(sum, tag, job.to[o] + to + c) : hn::StoreU(sum, tag, job.to[o] + to + c);
       }
     }
     for (int i = 0; i < Matrix::kFrom; ++i) job.from[i] += job.from_steps[i];

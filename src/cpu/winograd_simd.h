@@ -32,6 +32,7 @@ struct Combine {
   std::int64_t to_step = 0;
   std::int64_t count = 0;
   const T* bias = nullptr;
+  bool past_caches = false;  // `to` is whole cache lines that nobody reads soon
 };
 
 // The combinations of a scheme, by its place in kSchemes. What gradients of weights need is the transpose of the

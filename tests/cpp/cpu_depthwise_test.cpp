@@ -64,6 +64,29 @@ TEST(Depthwise, EveryInstructionSet) {
   test::check_every_target(random, test::cases(60), 4, random_depthwise, check);
 }
 
+TEST(Depthwise, PastTheCaches) {
+  Random random(43);
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    for (const std::int64_t channels : {16, 48, 80, 72, 128}) {
+      Problem problem;
+      problem.rank = 2;
+      problem.direction = direction;
+      problem.dtype = channels == 72 ? DType::bf16 : channels == 80 ? DType::f64 : DType::f32;
+      problem.batch = 2;
+      problem.groups = problem.in_channels = problem.out_channels = channels;
+      problem.axes[1] = {7, 4, 2, 1, 1, 1, 0};
+      problem.axes[2] = {11, 3, 2, 1, 1, 1, 1};
+      problem.bias = direction == Direction::forward;
+      set_contiguous(problem);
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+      for (const std::int64_t offset : {0, 3}) {
+        expect_past_caches_is_the_same(problem, "depthwise", offset, random);
+      }
+    }
+  }
+}
+
 Problem image_layer(Direction direction, std::int64_t batch) {
   Problem problem;
   problem.rank = 2;

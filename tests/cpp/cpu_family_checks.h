@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/caches.h"
 #include "cpu/families.h"
 #include "cpu_support.h"
 
@@ -77,6 +78,37 @@ inline void expect_threads_change_nothing(const Problem& problem, const std::str
     if (first.empty()) first = tensors.result(problem).bytes;
     EXPECT_EQ(first, tensors.result(problem).bytes) << threads << " threads: " << to_string(problem);
   }
+}
+
+// The same bits where results go past the caches, by every instruction set; the result begins at `offset` elements
+// after a cache line.
+inline void expect_past_caches_is_the_same(const Problem& problem, const std::string& family, std::int64_t offset,
+                                           Random& random) {
+  Tensors tensors(problem, random);
+  Tensor& result = tensors.result(problem);
+  const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
+  std::vector<std::byte> memory(result.bytes.size() + 256);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  std::byte* const place = memory.data() + (64 - address % 64) + 64 + offset * size;
+  Buffers buffers = tensors.buffers();
+  (problem.direction == Direction::forward ? buffers.output : buffers.input) = place;
+  const std::int64_t bytes = (Extent(result.sizes, result.strides).highest + 1) * size;
+  for (const std::string& name : cpu::target_names()) {
+    const Target target(name);
+    const auto chosen = plan(problem, {}, family);
+    std::vector<std::byte> first;
+    for (const std::int64_t last : {-1, 0}) {
+      std::fill(memory.begin(), memory.end(), std::byte{0xff});
+      cpu::use_last_cache(last);
+      run_with_workspace(*chosen, buffers, on_threads(2));
+      if (first.empty()) first = memory;
+      EXPECT_EQ(first, memory) << name << ": " << to_string(problem);
+    }
+    EXPECT_TRUE(std::all_of(memory.data(), place, [](std::byte byte) { return byte == std::byte{0xff}; }));
+    EXPECT_TRUE(std::all_of(place + bytes, memory.data() + memory.size(),
+                            [](std::byte byte) { return byte == std::byte{0xff}; }));
+  }
+  cpu::use_last_cache(-1);
 }
 
 // forward or grad_input of sample `image` alone, beside that of the whole batch; contiguous tensors.

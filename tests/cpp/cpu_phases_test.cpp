@@ -174,6 +174,28 @@ TEST(Phases, PatchesAndWindowsInEveryLayout) {
   }
 }
 
+// Rows and cells that begin with a cache line, or anywhere; phases that are interleaved while they are transposed, or
+// where cells are columns.
+TEST(Phases, PastTheCaches) {
+  Random random(14);
+  const Axis one{};
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    std::vector<Problem> problems = channels_last_problems(direction);
+    problems.erase(problems.begin(), problems.end() - 10);
+    problems.push_back(
+        layer(direction, DType::f32, 2, {64, 32, 1}, {one, {9, 2, 2, 1, 0, 0, 0}, {32, 2, 2, 1, 0, 0, 0}}));
+    problems.push_back(
+        layer(direction, DType::f32, 1, {40, 24, 1}, {one, {8, 3, 1, 1, 1, 1, 0}, {70, 3, 3, 1, 0, 0, 2}}));
+    problems.push_back(
+        layer(direction, DType::f32, 1, {16, 16, 16}, {one, {9, 4, 2, 1, 1, 1, 0}, {160, 4, 2, 1, 1, 1, 0}}));
+    problems.push_back(layer(direction, DType::f32, 2, {8, 8, 8}, {one, one, {300, 12, 3, 1, 5, 5, 1}}));
+    problems.push_back(layer(direction, DType::f64, 1, {6, 6, 6}, {one, one, {301, 8, 4, 1, 2, 2, 0}}));
+    for (const Problem& problem : problems) {
+      for (const std::int64_t offset : {0, 6}) expect_past_caches_is_the_same(problem, "phases", offset, random);
+    }
+  }
+}
+
 // Tensors that padding keeps small, with taps or cells that lie further apart than any window reaches.
 TEST(Phases, FarTapsAndCells) {
   constexpr std::int64_t kFar = std::int64_t{1} << 31U;

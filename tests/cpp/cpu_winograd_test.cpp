@@ -97,6 +97,20 @@ TEST(Winograd, ThreadsChangeNothing) {
   }
 }
 
+TEST(Winograd, PastTheCaches) {
+  Random random(66);
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    for (const std::int64_t stride : {1, 2}) {
+      Problem problem = image_layer(direction, 2, stride, stride == 1 ? 3 : 2);
+      expect_past_caches_is_the_same(problem, "winograd", 0, random);
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+      expect_past_caches_is_the_same(problem, "winograd", 0, random);
+      expect_past_caches_is_the_same(problem, "winograd", 1, random);
+    }
+  }
+}
+
 TEST(Winograd, ASampleAloneIsTheSame) {
   Random random(64);
   expect_sample_alone_is_the_same(image_layer(Direction::forward, 11, 1, 3), "winograd", 7, random);
