@@ -184,6 +184,15 @@ void Run::start() const {
   run(*plan_, buffers_, execution_);
 }
 
+void Run::share_workspace(Run& other) {
+  if (!workspace_.defined() || !other.workspace_.defined()) return;
+  const bool mine = workspace_.numel() >= other.workspace_.numel();
+  const Run& larger = mine ? *this : other;
+  Run& smaller = mine ? other : *this;
+  smaller.workspace_ = larger.workspace_;
+  smaller.buffers_.workspace = larger.buffers_.workspace;
+}
+
 Outlook outlook(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {
   const Plan& chosen = *plan_of(problem_of(geometry, direction, operands), device_for(operands.output));
   return {chosen.expected_seconds, chosen.kernel->overlaps(), chosen.kernel->queues(), chosen.tuned};

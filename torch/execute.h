@@ -42,6 +42,9 @@ class Run {
 
   void start() const;
 
+  // For two runs one after the other: both use the larger workspace.
+  void share_workspace(Run& other);
+
  private:
   c10::Device place_;
   std::shared_ptr<const Plan> plan_;

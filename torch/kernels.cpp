@@ -65,6 +65,12 @@ void execute_both(const IntGeometry& g, const Operands& for_input, const Operand
     beside.leave();
     // What was chosen by measurement stays as it is.
     execute(g, Direction::grad_input, for_input, nullptr, input.tuned ? Company::none : Company::other_stream);
+  } else if (for_input.output.is_cpu()) {
+    Run first(g, Direction::grad_input, for_input);
+    Run second(g, Direction::grad_weight, for_weight);
+    first.share_workspace(second);
+    first.start();
+    second.start();
   } else {
     execute(g, Direction::grad_input, for_input);
     execute(g, Direction::grad_weight, for_weight);

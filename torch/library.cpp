@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "execute.h"
+#include "fresh.h"
 #include "kept_memory.h"
 #include "tconv/error.h"
 #include "tconv/explain.h"
@@ -263,6 +264,9 @@ TORCH_LIBRARY(tconv, m) {
   m.def("_planning() -> int", &planning);
   m.def("_autotune(bool begin) -> ()", &autotune);
   m.def("_release_memory() -> ()", &release_memory);
+  m.def("_kept_like(Tensor tensor) -> Tensor",
+        [](const at::Tensor& tensor) { return fresh(tensor.sizes(), tensor.options(), at::MemoryFormat::Contiguous); });
+  m.def("_scratch_bytes() -> int", &scratch_bytes);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What this build is and what it finds on the machine.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct Info {
 };
 
 Info info();
+
+// Bytes that the threads of the CPU kernels keep from call to call, for tiles and panels.
+std::int64_t scratch_bytes();
 
 // TCONV_KEEP_MEMORY: how many MiB of results that are no longer used a front may keep for later ones; negative where
 // the user does not say.

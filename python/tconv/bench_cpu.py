@@ -28,12 +28,19 @@ def _resident() -> tuple[int, int]:
     return sizes["VmRSS"], sizes["VmHWM"]
 
 
-def peak_extra_bytes(call: Callable[[], object]) -> int | None:
+def peak_extra_bytes(call: Callable[[], object], repeats: int = 3) -> int | None:
     """Memory that a call holds at its peak besides the tensors that it returns; None where the system does not tell.
 
     What the threads keep from earlier calls is there already and does not count again. Results kept for later ones are
-    given back first, so that the call gets new memory like any first call.
+    given back first, so that the call gets new memory like any first call. The median of a few calls: a thread that has
+    more of the work than before may touch memory of its own for the first time.
     """
+    peaks = [_peak_of_one(call) for _ in range(repeats)]
+    known = [peak for peak in peaks if peak is not None]
+    return int(statistics.median(known)) if known else None
+
+
+def _peak_of_one(call: Callable[[], object]) -> int | None:
     gc.collect()
     torch.ops.tconv._release_memory()
     try:
@@ -64,10 +71,12 @@ def summary(results: list[Result]) -> list[str]:
         )
     extra = {r.problem.name: r.extra_memory_share for r in results if r.extra_memory is not None}
     if extra:
+        held = torch.ops.tconv._scratch_bytes()
         most = max(extra, key=extra.__getitem__)
         above = sum(share > MOST_EXTRA_MEMORY for share in extra.values())
         lines.append(
             f"peak extra memory: median {statistics.median(extra.values()):.1%} of input + output, "
-            f"{above} layers above {MOST_EXTRA_MEMORY:.0%}, most {extra[most]:.0%} ({most})"
+            f"{above} layers above {MOST_EXTRA_MEMORY:.0%}, most {extra[most]:.0%} ({most}); "
+            f"tiles that the threads keep, for all layers together: {held / 2**20:.1f} MiB"
         )
     return lines

@@ -3,6 +3,7 @@
 #include "core/env.h"
 #include "core/parallel.h"
 #include "cpu/families.h"
+#include "cpu/scratch.h"
 #include "cuda/device.h"
 
 namespace tconv {
@@ -30,6 +31,8 @@ Info info() {
   info.cuda_status = cuda::status();
   return info;
 }
+
+std::int64_t scratch_bytes() { return cpu::scratch_bytes; }
 
 int keep_memory_requested() { return env().keep_memory; }
 

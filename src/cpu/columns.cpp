@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cpu/blocking.h"
 #include "cpu/column_map.h"
 #include "cpu/families.h"
 #include "cpu/panels.h"
@@ -29,9 +30,12 @@ constexpr std::int64_t kShortestRow = 3;    // taps; D is put together from piec
 constexpr std::int64_t kFewestInputs = 32;  // channels of a group
 constexpr std::int64_t kManyInputs = 512;
 constexpr std::int64_t kFewestColumns = 256;
-constexpr std::int64_t kDepth = 112;  // of the sums between two visits to memory
-constexpr std::int64_t kCells = 252;  // of a tile
-constexpr std::int64_t kSplits = 4;   // of the columns, for grad_input
+constexpr std::int64_t kDepth = 112;                    // of the sums between two visits to memory
+constexpr std::int64_t kCells = 252;                    // of a tile
+constexpr std::int64_t kSplits = 4;                     // of the columns, for grad_input: shorter sums
+constexpr std::int64_t kChannels = 112;                 // the same: whose weights are held at a time
+constexpr std::size_t kRoomForSums = 16;                // part of input and output that splits may take
+constexpr std::size_t kFewSums = std::size_t{1} << 20;  // or bytes
 // Columns of a tile: more where cells are few, so that weights are read in longer pieces.
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kMostColumns = 1024;
@@ -66,7 +70,14 @@ class Columns final : public Kernel {
       case Direction::grad_input: {
         columns_ = ceil_div(map_.columns(), kSplits);
         cells_line_ = round_up(std::min(kCells, map_.cells()), kMostLanes);
+        // A task has a split of the columns, and their sums are added up in memory; or, where those take too much of
+        // it, some input channels, although D is then packed for each of them (10 to 30% of the time).
         workspace_bytes_ = problem.groups * kSplits * inputs_ * cells_line_ * sizeof(T);
+        const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+        by_rows_ = inputs_ >= kSplits * kChannels &&
+                   workspace_bytes_ > std::max(tensors * size_of(problem.dtype) / kRoomForSums, kFewSums);
+        rows_ = by_rows_ ? round_up(ceil_div(inputs_, kSplits), kMostLanes) : inputs_;
+        if (by_rows_) workspace_bytes_ = 0;
         break;
       }
       default: columns_ = inputs_ > 512 ? 128 : 256; break;
@@ -240,9 +251,31 @@ class Columns final : public Kernel {
 
   void grad_input(const Buffers& buffers, std::int64_t cell, const Execution& execution) const {
     const std::int64_t cells = std::min(kCells, map_.cells() - cell);
+    if (!by_rows_) return grad_input_by_splits(buffers, cell, cells, execution);
+    const std::int64_t tasks = ceil_div(inputs_, rows_);
+    for_each_task(execution, problem_.groups * tasks, [&](std::int64_t task) {
+      thread_local Memory<T> memory;
+      const std::int64_t group = task / tasks;
+      const std::int64_t first = task % tasks * rows_;
+      const std::int64_t channels = std::min(rows_, inputs_ - first);
+      const std::int64_t size = channels * cells_line_;
+      T* const sums = memory.sums.get(2 * size);
+      for (std::int64_t block = 0; block < blocks_; ++block) {
+        T* const own = block == 0 ? sums : sums + size;
+        multiply_weight(buffers, group, block, cell, cells, first, channels, own, memory);
+        for (std::int64_t i = 0; i < size && block > 0; ++i) sums[i] += own[i];
+      }
+      store_sums(buffers, group, first, channels, cell, cells, sums);
+    });
+  }
+
+  void grad_input_by_splits(const Buffers& buffers, std::int64_t cell, std::int64_t cells,
+                            const Execution& execution) const {
     T* const parts = static_cast<T*>(buffers.workspace);
     for_each_task(execution, problem_.groups * blocks_, [&](std::int64_t task) {
-      multiply_weight(buffers, task / blocks_, task % blocks_, cell, cells, parts + task * inputs_ * cells_line_);
+      thread_local Memory<T> memory;
+      multiply_weight(buffers, task / blocks_, task % blocks_, cell, cells, 0, inputs_,
+                      parts + task * inputs_ * cells_line_, memory);
     });
     // The splits are added in order.
     for_each_task(execution, problem_.groups * ceil_div(inputs_, kMostLanes), [&](std::int64_t task) {
@@ -254,20 +287,24 @@ class Columns final : public Kernel {
         const T* const more = sums + split * inputs_ * cells_line_;
         for (std::int64_t i = 0; i < channels * cells_line_; ++i) sums[i] += more[i];
       }
-      store_cells(problem_, sums, channels, cell, cells, cells_line_,
-                  static_cast<E*>(buffers.input) + (group * inputs_ + first) * problem_.input_strides[1]);
+      store_sums(buffers, group, first, channels, cell, cells, sums);
     });
   }
 
-  // sums[channel][cell] over one block of columns
+  void store_sums(const Buffers& buffers, std::int64_t group, std::int64_t first, std::int64_t channels,
+                  std::int64_t cell, std::int64_t cells, const T* sums) const {
+    store_cells(problem_, sums, channels, cell, cells, cells_line_,
+                static_cast<E*>(buffers.input) + (group * inputs_ + first) * problem_.input_strides[1]);
+  }
+
+  // sums[channel][cell] of some channels over one block of columns
   void multiply_weight(const Buffers& buffers, std::int64_t group, std::int64_t block, std::int64_t cell,
-                       std::int64_t cells, T* sums) const {
-    thread_local Memory<T> memory;
+                       std::int64_t cells, std::int64_t first_channel, std::int64_t all_channels, T* sums,
+                       Memory<T>& memory) const {
     const MathOps<T>& math = math_ops<T>();
-    const TileSize size = math.tile_for(inputs_, cells);
+    const TileSize size = math.tile_for(all_channels, cells);
     const std::int64_t panel = size.vectors * math.lanes;
     const std::int64_t line = line_of(kDepth);
-    constexpr std::int64_t kChannels = 112;  // whose weights are held at a time
     T* const lines = memory.lines.get(kChannels * line);
     const RowPanels row_panels(math, size.rows);
     T* const packed = memory.rows.get(row_panels.size(kChannels, kDepth));
@@ -289,10 +326,11 @@ class Columns final : public Kernel {
           load_piece(grad + place, map_.step(), to + (j - column) * width, width, count);
         });
       }
-      for (std::int64_t channel = 0; channel < inputs_; channel += kChannels) {
-        const std::int64_t channels = std::min(kChannels, inputs_ - channel);
+      for (std::int64_t channel = 0; channel < all_channels; channel += kChannels) {
+        const std::int64_t channels = std::min(kChannels, all_channels - channel);
         for (std::int64_t c = 0; c < channels; ++c) {
-          element_ops<E, T>().load(weight_of(buffers, group, channel + c) + column, 1, lines + c * line, 1, job.depth);
+          element_ops<E, T>().load(weight_of(buffers, group, first_channel + channel + c) + column, 1, lines + c * line,
+                                   1, job.depth);
         }
         pack_lines(row_panels, channels, lines, line, job.depth, packed);
         job.c = sums + channel * cells_line_;
@@ -352,6 +390,8 @@ class Columns final : public Kernel {
   std::int64_t blocks_ = 0;
   std::int64_t images_ = 1;      // forward: added up at a time
   std::int64_t cells_line_ = 0;  // grad_input: cells of a tile, in whole vectors
+  std::int64_t rows_ = 0;        // input channels of a task
+  bool by_rows_ = false;
   std::size_t workspace_bytes_ = 0;
 };
 

@@ -97,14 +97,19 @@ class CellList {
  public:
   // `count` of them at equal distances.
   void add(std::int64_t a, std::int64_t a_step, std::int64_t c, std::int64_t c_step, std::int64_t count) {
-    c_.resize(a_.size());
+    a_.resize(count_);
+    c_.resize(count_);
     for (std::int64_t i = 0; i < count; ++i) {
       a_.push_back(a + i * a_step);
       c_.push_back(c + i * c_step);
     }
-    if (!c_.empty()) c_.resize(c_.size() + kMostCells, c_.back());  // what follows the last tile
+    count_ += count;
+    if (count_ == 0) return;
+    // What follows the last tile.
+    a_.resize(count_ + kMostCells, a_.back());
+    c_.resize(count_ + kMostCells, c_.back());
   }
-  std::int64_t count() const { return static_cast<std::int64_t>(a_.size()); }
+  std::int64_t count() const { return count_; }
 
   // The same for cells that are read where they are, in register tiles of about the same height; job.offsets and
   // job.places as multiply_cells wants them. A panel is used for all cells before the next one.
@@ -134,6 +139,7 @@ class CellList {
   }
 
  private:
+  std::int64_t count_ = 0;
   std::vector<std::int64_t> a_;
   std::vector<std::int64_t> c_;
 };

@@ -144,12 +144,17 @@ void multiply_cells(const MultiplyCells<T>& job) {
     const std::int64_t place = job.c_places[job.accumulate ? m + kTileRows : m];
     for (int v = 0; v < kVectors; ++v) hwy::Prefetch(job.c + place + v * lanes);
   }
+  constexpr std::int64_t kLine = 64 / sizeof(T) / kGroups;  // k
   const T* cells[kTileRows];
   for (std::int64_t p = 0; p < job.parts; ++p) {
 #pragma GCC unroll 16
     for (int m = 0; m < kTileRows; ++m) cells[m] = job.a + job.a_places[m] + job.offsets[p];
     const T* b = job.b + job.places[p] * b_step;
     for (std::int64_t k = 0; k < job.depth; ++k) {
+      if (k % kLine == 0) {  // the same of the tile below
+        for (int m = 0; m < kTileRows; ++m)
+          hwy::Prefetch(job.a + job.a_places[m + kTileRows] + job.offsets[p] + k * kGroups);
+      }
       V columns[kVectors];
       for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
       if constexpr (kVectors > 2) {  // wide panels come from the L2 cache

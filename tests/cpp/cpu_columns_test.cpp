@@ -159,6 +159,20 @@ TEST(Columns, ASampleDoesNotDependOnItsBatch) {
   }
 }
 
+// grad_input of many cells and channels: a task has some input channels instead of a split of the columns. The bits are
+// those of splits, which a small batch keeps to.
+TEST(Columns, TasksOfInputChannels) {
+  Random random(37);
+  const Problem problem = layer(Direction::grad_input, 40);
+  EXPECT_EQ(plan(problem, {}, "columns")->workspace_bytes, 0U);
+  Tensors tensors(problem, random);
+  compute_exact(problem, tensors);
+  EXPECT_TRUE(check(problem, tensors));
+  expect_threads_change_nothing(problem, "columns", random);
+  expect_sample_alone_is_the_same(problem, "columns", 31, random);
+  EXPECT_GT(plan(layer(Direction::grad_input, 1), {}, "columns")->workspace_bytes, 0U);
+}
+
 TEST(Columns, SaysWhyNot) {
   Problem problem = layer(Direction::forward, 1);
   problem.axes[1].input = 100;
