@@ -253,11 +253,11 @@ Proposal propose_depthwise(const Problem& problem, const DeviceProperties& /*dev
     return Proposal::decline("needs one channel a group, got " + std::to_string(problem.in_channels_per_group()) +
                              " and " + std::to_string(problem.out_channels_per_group()));
   }
-  if (problem.input_strides[1] != 1 || problem.output_strides[1] != 1 || problem.in_channels < kFewestChannels) {
-    return Proposal::decline("needs channels side by side, at least " + std::to_string(kFewestChannels));
-  }
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
     return Proposal::decline("needs at least one element");
+  }
+  if (problem.input_strides[1] != 1 || problem.output_strides[1] != 1 || problem.in_channels < kFewestChannels) {
+    return propose_depthwise_rows(problem);
   }
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {

@@ -27,6 +27,7 @@ Proposal propose_correlate(const Problem& problem, const DeviceProperties& devic
 Proposal propose_grad_weight(const Problem& problem);
 Proposal propose_grad_bias(const Problem& problem);
 // Gradients of kernel == stride where input, weights and their gradients are used in place.
+Proposal propose_depthwise_rows(const Problem& problem);
 Proposal propose_patches(const Problem& problem, const DeviceProperties& device);
 
 // make<E, T>() with the element type of the problem and the type that it is computed in.

@@ -39,6 +39,25 @@ Problem random_depthwise(Random& random) {
   return problem;
 }
 
+// The same with rows that lie side by side, of which forward is computed by this family.
+Problem random_rows(Random& random) {
+  Problem problem = random_depthwise(random);
+  problem.direction = Direction::forward;
+  problem.bias = chance(random, 0.5);
+  if (problem.rank == 1 && chance(random, 0.3)) {  // rows that are stored piece by piece
+    problem.axes[2].input = uniform(random, 2000, 4000);
+    problem.groups = problem.in_channels = problem.out_channels = uniform(random, 1, 3);
+  }
+  const auto with_gaps = [&](Sizes sizes) {
+    if (chance(random, 0.3)) sizes[uniform(random, 1, 4)] += 3;
+    return contiguous_strides(sizes);
+  };
+  problem.input_strides = with_gaps(problem.input_sizes());
+  problem.output_strides = with_gaps(problem.output_sizes());
+  problem.weight_strides = random_strides(random, problem.weight_sizes(), true);
+  return problem;
+}
+
 // False when the family declines.
 bool check(const Problem& problem, Tensors& tensors) {
   std::shared_ptr<const Plan> chosen;
@@ -87,6 +106,25 @@ TEST(Depthwise, PastTheCaches) {
   }
 }
 
+TEST(Depthwise, Rows) {
+  Random random(44);
+  test::check_random_problems(random, test::cases(400), 3, random_rows, check);
+  test::check_every_target(random, test::cases(40), 4, random_rows, check);
+}
+
+TEST(Depthwise, RowsPastTheCaches) {
+  Random random(45);
+  for (int i = 0; i < test::cases(40); ++i) {
+    const Problem problem = random_rows(random);
+    try {
+      plan(problem, {}, "depthwise");
+    } catch (const Error&) {
+      continue;
+    }
+    expect_past_caches_is_the_same(problem, "depthwise", uniform(random, 0, 17), random);
+  }
+}
+
 Problem image_layer(Direction direction, std::int64_t batch) {
   Problem problem;
   problem.rank = 2;
@@ -106,13 +144,19 @@ TEST(Depthwise, ThreadsChangeNothing) {
   for (const Direction direction : kDirections) {
     expect_threads_change_nothing(image_layer(direction, 3), "depthwise", random);
   }
+  Problem rows = image_layer(Direction::forward, 3);
+  set_contiguous(rows);
+  expect_threads_change_nothing(rows, "depthwise", random);
+  expect_sample_alone_is_the_same(rows, "depthwise", 2, random);
 }
 
-TEST(Depthwise, IsChosenForChannelsLastAlone) {
+TEST(Depthwise, IsChosenForChannelsLastAndForRowsForward) {
   const Problem problem = image_layer(Direction::forward, 2);
   EXPECT_EQ(plan(problem)->family, "depthwise");
   Problem contiguous = problem;
   set_contiguous(contiguous);
+  EXPECT_EQ(plan(contiguous)->family, "depthwise");
+  contiguous.direction = Direction::grad_input;
   EXPECT_EQ(plan(contiguous)->family, "phases");
   Problem with_gaps = problem;  // a kernel smaller than its stride: outputs that no tap reaches
   with_gaps.axes[2] = {33, 2, 3, 1, 0, 0, 0};
