@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -67,9 +68,14 @@ class KeptMemory final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
     Block found = take(bytes);
-    auto* const block = new Block(found.data != nullptr ? found : map(bytes));
+    auto block = std::make_unique<Block>(found.data != nullptr ? found : map(bytes));
     c10::profiledCPUMemoryReporter().New(block->data, block->bytes);
-    return {block->data, block, [](void* context) { instance().put_away(static_cast<Block*>(context)); },
+    void* const data = block->data;
+    return {data, block.release(),
+            [](void* context) {
+              const std::unique_ptr<Block> owned(static_cast<Block*>(context));
+              instance().put_away(*owned);
+            },
             c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -114,9 +120,7 @@ class KeptMemory final : public c10::Allocator {
     return found;
   }
 
-  void put_away(Block* owned) {
-    Block block = *owned;
-    delete owned;
+  void put_away(Block block) {
     c10::profiledCPUMemoryReporter().Delete(block.data);
     if (block.bytes > most_ || madvise(block.data, block.bytes, MADV_FREE) != 0) return unmap(block);
     std::vector<Block> surplus;
