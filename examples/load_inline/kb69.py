@@ -722,6 +722,8 @@ __device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[
 }
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
+constexpr bool kRowRuns = true;
+__device__ constexpr PackOrder kOrder = PackOrder::taps_of_rows;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -755,9 +757,9 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const long long blocks = 16;
+    const long long blocks = 256;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
-    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 31248,
+    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 1968,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -867,6 +869,8 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
 }
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
+constexpr bool kRowRuns = false;
+__device__ constexpr PackOrder kOrder = PackOrder::taps_of_summed;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -900,9 +904,9 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const long long blocks = 32;
+    const long long blocks = 256;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 15632,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1968,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1126,6 +1130,8 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
 }
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
+constexpr bool kRowRuns = true;
+__device__ constexpr PackOrder kOrder = PackOrder::taps_of_rows;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1159,9 +1165,9 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const long long blocks = 16;
+    const long long blocks = 128;
     const dim3 grid(static_cast<unsigned>(blocks), 2, 1);
-    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 15632,
+    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 1968,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1271,6 +1277,8 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
 }
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
+constexpr bool kRowRuns = false;
+__device__ constexpr PackOrder kOrder = PackOrder::taps_of_summed;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1304,9 +1312,9 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         1,  // channel_blocks
     };
-    const long long blocks = 32;
+    const long long blocks = 256;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 15632,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1968,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1485,6 +1493,8 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
+constexpr bool kRowRuns = true;
+__device__ constexpr PackOrder kOrder = PackOrder::taps_of_rows;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1513,9 +1523,9 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         8,  // channel_blocks
     };
-    const long long blocks = 16;
+    const long long blocks = 32;
     const dim3 grid(static_cast<unsigned>(blocks), 8, 1);
-    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 3920,
+    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 1968,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1588,6 +1598,8 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
+constexpr bool kRowRuns = false;
+__device__ constexpr PackOrder kOrder = PackOrder::taps_of_summed;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1616,9 +1628,9 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const long long blocks = 32;
+    const long long blocks = 64;
     const dim3 grid(static_cast<unsigned>(blocks), 4, 1);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3920,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1968,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1785,6 +1797,8 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
+constexpr bool kRowRuns = true;
+__device__ constexpr PackOrder kOrder = PackOrder::taps_of_rows;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1813,9 +1827,9 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         8,  // channel_blocks
     };
-    const long long blocks = 16;
+    const long long blocks = 32;
     const dim3 grid(static_cast<unsigned>(blocks), 8, 1);
-    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 3920,
+    const int error = launch(forward_1_kernel::tconv_tile_pack, grid, 256, 1968,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -1888,6 +1902,8 @@ __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u,
 #define kClusterAttribute
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
+constexpr bool kRowRuns = false;
+__device__ constexpr PackOrder kOrder = PackOrder::taps_of_summed;
 #include "tile_pack.cuh"
 constexpr int kSamples = kShape.tile[0];  // of a block
 #undef kClusterAttribute
@@ -1916,9 +1932,9 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const long long blocks = 32;
+    const long long blocks = 64;
     const dim3 grid(static_cast<unsigned>(blocks), 4, 1);
-    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 3920,
+    const int error = launch(grad_input_1_kernel::tconv_tile_pack, grid, 256, 1968,
                              false, stream, params, tensors.workspace);
     if (error != 0) return error;
   }
@@ -5895,19 +5911,23 @@ FILES["tile_pack.cuh"] = r"""
 // Weights into the order in which the blocks of tile_block.cuh read them: [block row][chunk][back][slab][row][vector].
 // Where factors are split, slabs of small parts follow those of big ones.
 //
-// A block takes the weights of a few input channels and of one block of output channels: read as they lie in memory,
-// written as cells. Where they don't fit shared memory they are read in place, by several blocks. kDenseTaps: the taps
-// lie one after the other. kRuns: so do the input channels, for each output channel, from a multiple of 16 bytes on if
-// the tensor begins at one.
+// A block (pack_cut) reads weights as they lie in memory and writes them as cells. Where they don't fit shared memory
+// they are read in place. The config says how they lie. kDenseTaps: the taps one after the other. kRuns: so do the
+// summed channels, for each row, from a multiple of 16 bytes on if the tensor begins at one; kRowRuns: so do the rows,
+// for each summed channel. kOrder: what neighbouring threads read otherwise.
 #include "split.cuh"
 #include "tile_element.cuh"
 #include "tile_weights.cuh"
 
-constexpr bool kStaged = pack_slabs(kShape) > 0;
-constexpr int kSlabs = kStaged ? pack_slabs(kShape) : 1;  // of a block
+__device__ constexpr PackCut kCut = pack_cut(kShape);
+constexpr bool kStaged = kCut.slabs > 0;
+constexpr int kSlabs = kStaged ? kCut.slabs : 1;  // of a block
+constexpr int kRows = pack_part_rows(kShape, kCut);
 constexpr int kVector = kShape.vector();
 constexpr int kIns = kSlabs * kVector;
 constexpr int kTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.kernel[2];
+constexpr int kRow = pack_row(kShape);
+constexpr int kPlane = pack_plane(kShape);
 
 // Loads that a thread has under way; from sm_100 on the assembler would spill so many.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -5916,13 +5936,24 @@ constexpr int kLoadsAtOnce = 8;
 constexpr int kLoadsAtOnce = 16;
 #endif
 
+// 16 bytes of a run, in words: elements of two bytes would have a register each.
+constexpr int kRunVector = 16 / static_cast<int>(sizeof(Element));
+__device__ __forceinline__ Element element_of(const Cell& vector, int index) {
+  if constexpr (sizeof(Element) == 2) {
+    return static_cast<Element>(vector.word[index / 2] >> index % 2 * 16);
+  } else {
+    return __uint_as_float(vector.word[index]);
+  }
+}
+
 // Runs of the weights of a block's input channels, which wait as they lie.
 constexpr int kReadTaps = kShape.kernel[0] * kShape.kernel[1] * kShape.window_taps;
 constexpr int kRun = kIns / kShape.window * kReadTaps;
-constexpr int kRunVector = 16 / static_cast<int>(sizeof(Element));
 constexpr bool kTakesRuns = kRuns && kStaged && kRun % kRunVector == 0 && kShape.channels % kIns == 0 &&
                             (kShape.window == 1 || kIns % (2 * kVector) == 0);
 constexpr int kRunPitch = kRun | 1;
+constexpr bool kTakesRowRuns = kRowRuns && kStaged && kShape.window == 1 && kRows * kTaps % kRunVector == 0 &&
+                               kShape.block_channels * kTaps % kRunVector == 0;
 
 // Where a tap of an input channel of the block is in its run; -1: beyond the last tap.
 __device__ __forceinline__ int place_in_run(int in_channel, int tap) {
@@ -5942,83 +5973,183 @@ __device__ __forceinline__ void put(Cell* out, const Cell& cell) {
   }
 }
 
-// Four blocks per multiprocessor: without a number the assembler prefers occupancy and spills.
-__global__ void __launch_bounds__(kPackThreads, 4)
-    tconv_tile_pack(const __grid_constant__ TileParams params, Cell* packed) {
-  extern __shared__ __align__(16) unsigned char shared_memory[];
-  ptx::let_next_kernel_start();
-  Element* staged = reinterpret_cast<Element*>(shared_memory);  // [input channel][output channel][tap]
-  constexpr int kRow = pack_row(kShape);
-  constexpr int kPlane = pack_plane(kShape);
-  constexpr int kParts = pack_parts(kShape);
-  const int first_slab = blockIdx.x / kParts * kSlabs;  // of the group's channels, chunks included
-  const int channel_block = blockIdx.y;
-  const int group = blockIdx.z;
-  const int first_channel = first_slab * kVector;
-  const int first_out = channel_block * kShape.block_channels;
-  const Element* weight = static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
-                          first_out * params.weight_strides[1];
-  // Output channels that exist; the rest of a block is zeros.
-  const int outs = min(kShape.block_channels, kShape.out_channels - first_out);
-  const auto load = [&](int v, int out_channel, int tap) {
+// All of a block's loads numbered: some of each thread's are under way at once, then stored.
+template <int kAtOnce, int kCount, typename Value, typename Load, typename Store>
+__device__ __forceinline__ void stage_all(const Load& load, const Store& store) {
+  constexpr int kTurn = kAtOnce * kPackThreads;
+#pragma unroll 1
+  for (int first = threadIdx.x; first < kCount; first += kTurn) {
+    Value values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int index = first + i * kPackThreads;
+      values[i] = index < kCount ? load(index) : Value{};
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int index = first + i * kPackThreads;
+      if (index < kCount) store(index, values[i]);
+    }
+  }
+}
+
+// The weights of a block: some summed channels, some rows, all taps.
+struct PackBlock {
+  const TileParams& params;
+  Element* staged;  // [summed channel][row][tap], or runs
+  int first_channel;
+  const Element* weight;  // of the group's summed channel 0 and the block's first row
+  int rows;               // that exist; the rest of a block is zeros
+
+  __device__ __forceinline__ Element load(int v, int row, int tap) const {
     const int channel = kShape.windowed(first_channel + v);
     const int column = tap % kShape.kernel[2] * kShape.window + channel % kShape.window;
-    if (channel >= kShape.channels || out_channel >= outs || column >= kShape.window_taps) return Element(0);
+    if (channel >= kShape.channels || row >= rows || column >= kShape.window_taps) return Element(0);
     const long long position = kDenseTaps && kShape.window == 1
                                    ? tap * params.weight_strides[4]
                                    : tap / (kShape.kernel[2] * kShape.kernel[1]) * params.weight_strides[2] +
                                          tap / kShape.kernel[2] % kShape.kernel[1] * params.weight_strides[3] +
                                          column * params.weight_strides[4];
-    return weight[channel / kShape.window * params.weight_strides[0] + out_channel * params.weight_strides[1] +
-                  position];
-  };
-  if constexpr (kTakesRuns) {
-    struct alignas(16) Vector {
-      Element values[kRunVector];
-    };
+    return weight[channel / kShape.window * params.weight_strides[0] + row * params.weight_strides[1] + position];
+  }
+  __device__ __forceinline__ bool is_aligned() const {
+    return reinterpret_cast<unsigned long long>(params.weight) % 16 == 0;
+  }
+
+  __device__ __forceinline__ void stage_runs() const {
     const Element* const runs = weight + first_channel / kShape.window * params.weight_strides[0];
-    const int rows = first_channel < kShape.channels ? outs : 0;
-    if (reinterpret_cast<unsigned long long>(params.weight) % 16 == 0) {
+    const int existing = first_channel < kShape.channels ? rows : 0;
+    if (is_aligned()) {
       constexpr int kPieces = kRun / kRunVector;
-#pragma unroll kLoadsAtOnce / 2
-      for (int i = threadIdx.x; i < kShape.block_channels * kPieces; i += kPackThreads) {
-        const int out_channel = i / kPieces;
-        const int first = i % kPieces * kRunVector;
-        Vector vector{};
-        if (out_channel < rows)
-          vector = *reinterpret_cast<const Vector*>(runs + out_channel * params.weight_strides[1] + first);
+      stage_all<kLoadsAtOnce / 2, kRows * kPieces, Cell>(
+          [&](int i) {
+            const int row = i / kPieces;
+            if (row >= existing) return Cell{};
+            return *reinterpret_cast<const Cell*>(runs + row * params.weight_strides[1] + i % kPieces * kRunVector);
+          },
+          [&](int i, const Cell& vector) {
+            Element* const to = staged + i / kPieces * kRunPitch + i % kPieces * kRunVector;
 #pragma unroll
-        for (int v = 0; v < kRunVector; ++v) staged[out_channel * kRunPitch + first + v] = vector.values[v];
-      }
+            for (int v = 0; v < kRunVector; ++v) to[v] = element_of(vector, v);
+          });
     } else {
-      for (int i = threadIdx.x; i < kShape.block_channels * kRun; i += kPackThreads) {
-        const int out_channel = i / kRun;
-        staged[out_channel * kRunPitch + i % kRun] =
-            out_channel < rows ? runs[out_channel * params.weight_strides[1] + i % kRun] : Element(0);
-      }
+      stage_all<kLoadsAtOnce, kRows * kRun, Element>(
+          [&](int i) {
+            return i / kRun < existing ? runs[i / kRun * params.weight_strides[1] + i % kRun] : Element(0);
+          },
+          [&](int i, Element value) { staged[i / kRun * kRunPitch + i % kRun] = value; });
     }
-    __syncthreads();
-  } else if constexpr (kStaged) {
-    // Neighbouring threads read neighbours in memory: channels of either side, or taps and then whichever channels lie
-    // closer.
-    const bool outs_first = params.weight_strides[1] == 1 && kTaps > 1;
-    const bool ins_before_taps = params.weight_strides[0] == 1 && kTaps > 1 && !outs_first;
-    const bool ins_first = params.weight_strides[0] < params.weight_strides[1];
-#pragma unroll kLoadsAtOnce
-    for (int i = threadIdx.x; i < kIns * kShape.block_channels * kTaps; i += kPackThreads) {
-      const int tap = outs_first ? i / kShape.block_channels % kTaps : ins_before_taps ? i / kIns % kTaps : i % kTaps;
-      const int outer = i / kTaps;
-      const int v = outs_first        ? i / (kTaps * kShape.block_channels)
-                    : ins_before_taps ? i % kIns
-                    : ins_first       ? outer % kIns
-                                      : outer / kShape.block_channels;
-      const int out_channel = outs_first                     ? i % kShape.block_channels
-                              : ins_before_taps || ins_first ? outer / kIns
-                                                             : outer % kShape.block_channels;
-      staged[v * kPlane + out_channel * kRow + tap] = load(v, out_channel, tap);
+  }
+
+  // A run is all rows of a summed channel.
+  __device__ __forceinline__ void stage_row_runs() const {
+    const int existing = rows * kTaps;
+    const auto run_of = [&](int v) { return weight + (first_channel + v) * params.weight_strides[0]; };
+    const auto place = [](int v, int i) { return v * kPlane + (kRow == kTaps ? i : i / kTaps * kRow + i % kTaps); };
+    if (is_aligned()) {
+      constexpr int kPieces = kRows * kTaps / kRunVector;
+      stage_all<kLoadsAtOnce / 2, kIns * kPieces, Cell>(
+          [&](int i) {
+            const int v = i / kPieces;
+            const int first = i % kPieces * kRunVector;
+            if (first_channel + v >= kShape.channels || first >= existing) return Cell{};
+            if constexpr (kShape.out_channels % kRunVector * kTaps % kRunVector != 0) {
+              if (first + kRunVector > existing) {
+                Element values[kRunVector];
+#pragma unroll
+                for (int e = 0; e < kRunVector; ++e) {
+                  values[e] = first + e < existing ? run_of(v)[first + e] : Element(0);
+                }
+                return make_cell(values);
+              }
+            }
+            return *reinterpret_cast<const Cell*>(run_of(v) + first);
+          },
+          [&](int i, const Cell& vector) {
+            const int first = i % kPieces * kRunVector;
+#pragma unroll
+            for (int e = 0; e < kRunVector; ++e) staged[place(i / kPieces, first + e)] = element_of(vector, e);
+          });
+    } else {
+      constexpr int kLength = kRows * kTaps;
+      stage_all<kLoadsAtOnce, kIns * kLength, Element>(
+          [&](int i) {
+            const bool exists = first_channel + i / kLength < kShape.channels && i % kLength < existing;
+            return exists ? run_of(i / kLength)[i % kLength] : Element(0);
+          },
+          [&](int i, Element value) { staged[place(i / kLength, i % kLength)] = value; });
+    }
+  }
+
+  __device__ __forceinline__ void stage_elements() const {
+    struct Place {
+      int v, row, tap;
+    };
+    const auto place_of = [](int i) {
+      switch (kOrder) {
+        case PackOrder::rows: return Place{i / (kTaps * kRows), i % kRows, i / kRows % kTaps};
+        case PackOrder::summed: return Place{i % kIns, i / (kIns * kTaps), i / kIns % kTaps};
+        case PackOrder::taps_of_summed: return Place{i / kTaps % kIns, i / (kIns * kTaps), i % kTaps};
+        default: return Place{i / (kTaps * kRows), i / kTaps % kRows, i % kTaps};
+      }
+    };
+    stage_all<kLoadsAtOnce, kIns * kRows * kTaps, Element>(
+        [&](int i) {
+          const Place at = place_of(i);
+          return load(at.v, at.row, at.tap);
+        },
+        [&](int i, Element value) {
+          const Place at = place_of(i);
+          staged[at.v * kPlane + at.row * kRow + at.tap] = value;
+        });
+  }
+
+  __device__ __forceinline__ void stage() const {
+    if constexpr (kTakesRuns) {
+      stage_runs();
+    } else if constexpr (kTakesRowRuns) {
+      stage_row_runs();
+    } else {
+      stage_elements();
     }
     __syncthreads();
   }
+
+  // A cell's elements: a vector of summed channels. A negative tap stands for none.
+  __device__ __forceinline__ void read(Element (&values)[kVector], int slab, int row, int tap) const {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const int in_channel = slab * kVector + v;
+      if constexpr (kTakesRuns) {
+        const int place = tap < 0 ? -1 : place_in_run(in_channel, tap);
+        values[v] = place < 0 ? Element(0) : staged[row * kRunPitch + place];
+      } else {
+        values[v] = tap < 0   ? Element(0)
+                    : kStaged ? staged[in_channel * kPlane + row * kRow + tap]
+                              : load(in_channel, row, tap);
+      }
+    }
+  }
+};
+
+// Four blocks per multiprocessor: without a number the assembler prefers occupancy and spills.
+__global__ void __launch_bounds__(kPackThreads, 4)
+    tconv_tile_pack(const __grid_constant__ TileParams params, Cell* packed) {
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  ptx::let_next_kernel_start();
+  constexpr int kParts = kCut.row_parts * kCut.line_parts;
+  const int first_slab = blockIdx.x / kParts * kSlabs;  // of the group's channels, chunks included
+  const int first_row = blockIdx.x % kCut.row_parts * kRows;
+  const int line_part = blockIdx.x / kCut.row_parts % kCut.line_parts;
+  const int channel_block = blockIdx.y;
+  const int group = blockIdx.z;
+  const int first_out = channel_block * kShape.block_channels + first_row;
+  const int part_rows = min(kRows, kShape.block_channels - first_row);
+  const PackBlock block = {params, reinterpret_cast<Element*>(shared_memory), first_slab * kVector,
+                           static_cast<const Element*>(params.weight) + group * params.weight_group_stride +
+                               first_out * params.weight_strides[1],
+                           min(part_rows, kShape.out_channels - first_out)};
+  if constexpr (kStaged) block.stage();
 
   // The last stage of the last block is copied whole: what follows it must be something, so that nothing uninitialised
   // is read.
@@ -6030,21 +6161,15 @@ __global__ void __launch_bounds__(kPackThreads, 4)
 
   // A line is the output channels of one phase at one distance; a team of threads takes a line. (A gradient has one
   // phase, and lines for each group of planes.)
-  constexpr int kAcross = !kStaged                      ? 1
-                          : kShape.block_channels >= 32 ? 32
-                          : kShape.block_channels >= 16 ? 16
-                          : kShape.block_channels >= 8  ? 8
-                                                        : 4;
+  constexpr int kAcross = pack_line_threads(kShape, kCut);
+  constexpr int kRowsAtOnce = kStaged ? 1 : kLoadsAtOnce / kVector;
   constexpr int kLines = kShape.all_backs() * kShape.all_slots();
   constexpr int kResidueBlocks = kShape.all_residue_blocks();
   constexpr int kGroups = kShape.all_plane_groups();
-  constexpr int kChannelParts = kStaged ? 1 : kPackChannelParts;
-  constexpr int kLineBlocks = kParts / kChannelParts;
-  constexpr int kPartChannels = (kShape.block_channels + kChannelParts - 1) / kChannelParts;
-  const int channel_part = blockIdx.x % kChannelParts;
-  const int end = min((channel_part + 1) * kPartChannels, kShape.block_channels);
-  const int first_line = (blockIdx.x / kChannelParts % kLineBlocks * kPackThreads + threadIdx.x) / kAcross;
-  for (int line = first_line; line < kResidueBlocks * kGroups * kLines; line += kLineBlocks * kPackThreads / kAcross) {
+  const int lane = threadIdx.x % kAcross;
+  const int first_line = (line_part * kPackThreads + threadIdx.x) / kAcross;
+  for (int line = first_line; line < kResidueBlocks * kGroups * kLines;
+       line += kCut.line_parts * kPackThreads / kAcross) {
     const int slot = line % kShape.all_slots();
     const int back = line / kShape.all_slots() % kShape.all_backs();
     const int block_row =
@@ -6055,30 +6180,28 @@ __global__ void __launch_bounds__(kPackThreads, 4)
                           slot % kShape.slots[2]};
     const int tap =
         kShape.gradient ? gradient_tap_of(plane_group(planes), back) : tap_of(block_rows(block_row), slots, back);
+    // Residues that differ in taps: nobody reads what would follow a residue's own.
+    if (!kShape.even_planes() && tap < 0) continue;
     const long long stage = (static_cast<long long>(block_row) * kShape.chunks() + chunk) * kShape.all_backs() + back;
     Cell* out = packed + (stage * kShape.weight_parts() * kShape.slabs + first_slab % kShape.slabs) * kShape.rows();
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      for (int channel = channel_part * kPartChannels + threadIdx.x % kAcross; channel < end; channel += kAcross) {
-        Element values[kVector];
+      for (int first = lane; first < part_rows; first += kAcross * kRowsAtOnce) {
+        Element values[kRowsAtOnce][kVector];
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) {
-          const int in_channel = slab * kVector + v;
-          if constexpr (kTakesRuns) {
-            const int place = tap < 0 ? -1 : place_in_run(in_channel, tap);
-            values[v] = place < 0 ? Element(0) : staged[channel * kRunPitch + place];
-          } else {
-            values[v] = tap < 0   ? Element(0)
-                        : kStaged ? staged[in_channel * kPlane + channel * kRow + tap]
-                                  : load(in_channel, channel, tap);
+        for (int i = 0; i < kRowsAtOnce; ++i) block.read(values[i], slab, first + i * kAcross, tap);
+#pragma unroll
+        for (int i = 0; i < kRowsAtOnce; ++i) {
+          const int row = first + i * kAcross;
+          if (row < part_rows) {
+            put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(first_row + row),
+                make_cell(values[i]));
           }
         }
-        put(out + slab * kShape.rows() + slot * kShape.block_channels + kShape.row_of_channel(channel),
-            make_cell(values));
       }
       // Rows that only fill up the last tile.
-      for (int row = kShape.all_slots() * kShape.block_channels + threadIdx.x % kAcross;
-           slot == 0 && channel_part == 0 && row < kShape.rows(); row += kAcross) {
+      for (int row = kShape.all_slots() * kShape.block_channels + lane;
+           slot == 0 && first_row == 0 && row < kShape.rows(); row += kAcross) {
         put(out + slab * kShape.rows() + row, Cell{});
       }
     }
@@ -6636,36 +6759,67 @@ struct TileShape {
   constexpr long long packed_bytes() const { return 16LL * weight_parts() * chunks() * all_backs() * slabs * rows(); }
 };
 
-// The pack kernel takes some slabs of input channels and one block's output channels at a time through shared memory:
-// as many slabs of a chunk as fit, or (0) none.
+// A block of the pack kernel takes some slabs of input channels and some of a block's output channels through shared
+// memory, for some of the lines (output channels of one phase at one distance, or of one tap of a gradient). Weights
+// that don't fit (no slabs) are read in place, a thread for each line, so that neighbours read taps that mostly are
+// neighbours, too.
+struct PackCut {
+  int slabs;
+  int row_parts;
+  int line_parts;
+};
+// What neighbouring threads read: rows, summed channels, or taps and then one of these.
+enum class PackOrder : int { rows, summed, taps_of_rows, taps_of_summed };
 constexpr int kPackThreads = 256;
 constexpr int kMostPackBytes = 48 * 1024;
-// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
-constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
-constexpr int pack_plane(const TileShape& shape) { return shape.block_channels * pack_row(shape) | 1; }
-constexpr int pack_slabs(const TileShape& shape) {
+constexpr int kPackBlocks = 528;  // enough for a chip: what a block does one after the other takes time, however little
+constexpr int kPackSector = 2;    // rows of a line that are written at once at least
+constexpr int pack_lines(const TileShape& shape) {
+  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
+}
+constexpr int pack_part_rows(const TileShape& shape, const PackCut& cut) {
+  return (shape.block_channels + cut.row_parts - 1) / cut.row_parts;
+}
+// Threads that take the rows of a line together.
+constexpr int pack_line_threads(const TileShape& shape, const PackCut& cut) {
+  if (cut.slabs == 0) return 1;
+  int threads = 32;
+  while (threads > kPackSector && threads > pack_part_rows(shape, cut)) threads /= 2;
+  return threads;
+}
+constexpr PackCut pack_cut(const TileShape& shape) {
+  PackCut cut = {shape.slabs, 1, 1};
+  const auto rows = [&] { return pack_part_rows(shape, cut); };
   const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
-  int slabs = shape.slabs;
-  while (slabs > 0 && 16 * slabs * (taps * shape.block_channels + 1) > kMostPackBytes) slabs /= 2;
+  const auto fits = [&] { return 16 * cut.slabs * (taps * rows() + 1) <= kMostPackBytes; };
+  while (cut.slabs > 1 && !fits()) cut.slabs /= 2;
+  while (!fits() && rows() >= 2 * kPackSector) cut.row_parts *= 2;
+  if (!fits()) return {0, 4, (pack_lines(shape) + kPackThreads - 1) / kPackThreads};
   // More per block only as long as there are blocks enough for a chip.
   const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
   // Both halves of a window's taps are neighbours in memory.
   const int least = shape.window > 1 && shape.channels % (2 * shape.vector()) == 0 ? 2 : 1;
-  while (slabs > least && runs / slabs < 800) slabs /= 2;
-  return slabs;
+  while (cut.slabs > least && runs / cut.slabs < 800) cut.slabs /= 2;
+  const auto blocks = [&] { return runs / cut.slabs * cut.row_parts * cut.line_parts; };
+  while (blocks() < kPackBlocks && rows() >= 16) cut.row_parts *= 2;
+  const int teams = kPackThreads / pack_line_threads(shape, cut);
+  while (blocks() < kPackBlocks && pack_lines(shape) > teams * cut.line_parts) cut.line_parts *= 2;
+  return cut;
 }
-// Weights that don't fit are read in place, by blocks for some lines of a slab and a part of their channels: a thread
-// for each line, so that neighbours read taps that mostly are neighbours, too.
-constexpr int kPackChannelParts = 4;
-constexpr int pack_lines(const TileShape& shape) {
-  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
-}
-constexpr int pack_parts(const TileShape& shape) {
-  return pack_slabs(shape) > 0 ? 1 : kPackChannelParts * ((pack_lines(shape) + kPackThreads - 1) / kPackThreads);
+// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
+constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
+constexpr int pack_plane(const TileShape& shape) {
+  return pack_part_rows(shape, pack_cut(shape)) * pack_row(shape) | 1;
 }
 constexpr int pack_shared_bytes(const TileShape& shape) {
+  const PackCut cut = pack_cut(shape);
   // Runs of weights as they lie have one element more for each output channel.
-  return pack_slabs(shape) == 0 ? 0 : 16 * pack_slabs(shape) * pack_plane(shape) + 4 * shape.block_channels;
+  return cut.slabs == 0 ? 0 : 16 * cut.slabs * pack_plane(shape) + 4 * pack_part_rows(shape, cut);
+}
+// Along x, of each group and block of output channels.
+constexpr int pack_blocks(const TileShape& shape) {
+  const PackCut cut = pack_cut(shape);
+  return shape.channel_chunks() * shape.slabs / (cut.slabs > 0 ? cut.slabs : 1) * cut.row_parts * cut.line_parts;
 }
 
 struct TileParams {
@@ -8325,12 +8479,13 @@ constexpr bool has_all_products() {
 }
 // Unrolled, an item's place and missing products are known to the compiler, which pays where items have few products.
 // Many of them take long to compile, those of many sums longer than in proportion; after an odd number of items the
-// next chunk is code of its own. Where items have very many, what a loop does between them costs nothing.
+// next chunk is code of its own. Where items have very many, what a loop does between them costs nothing, and little
+// where they have some: up to 2% of a forward kernel's time, 5% of a gradient's.
 constexpr int kProductCost = 4 + kShape.row_unit * (128 + kShape.row_unit) / 352;
 constexpr int kChunkCost = kShape.all_backs() * kSteps * kRowTiles * (kColumnTiles / 8) * kProductCost;
 constexpr int kGroupsCost = kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64) * (kColumnTiles / 8);
 constexpr int kItemProducts = kLine * kItemSteps * kRowTiles * (kColumnTiles / 8);
-constexpr int kMostCost = kItemProducts > 16 ? 1000 : 1450;
+constexpr int kMostCost = kItemProducts > 16 ? 1000 : kItemProducts > 4 && !kShape.gradient ? 1250 : 1450;
 constexpr bool kSoonCompiled = kPlanes == 1 ? kChunkCost * (1 + kItems % 2) <= kMostCost : kGroupsCost <= 80;
 constexpr bool kUnrolled = !has_all_products() || (!kShape.splits() && kSoonCompiled);
 constexpr int kFewItems = 12;
