@@ -217,7 +217,7 @@ bool has_row_runs(const TileShape& shape, const Problem& problem) {
 }
 
 // Which weights neighbouring threads of the pack kernel read: neighbours in memory, as far as they are.
-std::string pack_order(const TileShape& shape, const Problem& problem) {
+std::string_view pack_order(const TileShape& shape, const Problem& problem) {
   const bool taps = shape.kernel[0] * shape.kernel[1] * shape.kernel[2] > 1;
   const Strides& strides = problem.weight_strides;
   const auto [summed, row] = shape.gradient ? std::pair(strides[1], strides[0]) : std::pair(strides[0], strides[1]);
@@ -232,7 +232,7 @@ KernelSource pack_source(const TileShape& shape, const Problem& problem) {
   source.config += std::string("constexpr bool kDenseTaps = ") + text_of(has_dense_taps(problem)) + ";\n" +
                    "constexpr bool kRuns = " + text_of(shape.gradient && has_weight_runs(problem)) + ";\n" +
                    "constexpr bool kRowRuns = " + text_of(has_row_runs(shape, problem)) + ";\n" +
-                   "constexpr PackOrder kOrder = PackOrder::" + pack_order(shape, problem) + ";\n";
+                   "constexpr PackOrder kOrder = PackOrder::" + std::string(pack_order(shape, problem)) + ";\n";
   return source;
 }
 
