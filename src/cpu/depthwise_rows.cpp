@@ -117,6 +117,7 @@ class DepthwiseRows final : public Kernel {
     std::int64_t first_source = std::numeric_limits<std::int64_t>::max();
     std::int64_t last_source = -1;
 
+    std::int64_t sources() const { return last_source < first_source ? 0 : last_source - first_source + 1; }
     void add(const Row& row) {
       ++end;
       first_source = std::min(first_source, row.first_source);
@@ -137,7 +138,7 @@ class DepthwiseRows final : public Kernel {
     for (const Row& row : rows_) {
       Band more = bands_.back();
       more.add(row);
-      if (more.end > more.begin + 1 && (more.last_source - more.first_source + 1) * line_ > kMostSource) {
+      if (more.end > more.begin + 1 && more.sources() * line_ > kMostSource) {
         more = {bands_.back().end, bands_.back().end};
         more.add(row);
         bands_.push_back(more);
