@@ -180,7 +180,7 @@ class DepthwiseRows final : public Kernel {
     const DepthwiseOps<E, T>& ops = depthwise_ops<E, T>();
     const std::int64_t first = band.first_source;
     const std::int64_t last = band.last_source;
-    T* const source = memory.source.get(std::max<std::int64_t>(last - first + 1, 1) * line_);
+    T* const source = memory.source.get(std::max<std::int64_t>(band.sources(), 1) * line_);
     if (last >= first) load_source(image, first, last, source);
     WeighRow<T> job;
     job.weights = load_weights(weight, memory);
