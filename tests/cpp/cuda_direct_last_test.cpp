@@ -80,7 +80,8 @@ TEST(LastKernel, MatchesReferenceOnRandomProblems) {
   Random random(std::random_device{}());
   test::LastEmulator emulator;
   int taken = 0;
-  for (int i = 0; i < test::cases(400); ++i) {
+  for (int drawn = 0; taken < test::cases(300); ++drawn) {
+    ASSERT_LT(drawn, 2 * test::cases(300)) << "most problems are declined";
     const Problem problem = last_problem(random);
     LastPlan plan = cuda::plan_last(problem, gpu(90));
     if (!plan.declined.empty()) continue;
@@ -90,7 +91,6 @@ TEST(LastKernel, MatchesReferenceOnRandomProblems) {
                                                 << cuda::last_source(plan.config, problem.dtype).config;
     ++taken;
   }
-  EXPECT_GT(taken, test::cases(300));
   EXPECT_GT(emulator.unaligned(), 0);
 }
 
