@@ -16,52 +16,59 @@ std::string axis_text(const DirectAxis& axis) {
 class LastKernel final : public Kernel {
  public:
   LastKernel(const LastPlan& plan, const Problem& problem, const DeviceProperties& device)
-      : plan_(plan),
-        geometry_(last_geometry(plan.config)),
-        device_(device.device.index),
+      : device_(device.device.index),
         gradient_(problem.direction == Direction::grad_input),
-        jit_(last_source(plan.config, problem.dtype), shared_bytes(), device.arch) {
+        aligned_(plan, problem.dtype, device.arch) {
     if (plan.config.load > 1 || plan.config.store > 1)
-      unaligned_.emplace(last_source(unaligned(plan.config), problem.dtype), shared_bytes(), device.arch);
+      unaligned_.emplace(unaligned(plan, problem, device), problem.dtype, device.arch);
   }
 
   void prepare() const override {
-    jit_.prepare(device_);
-    if (unaligned_) unaligned_->prepare(device_);
+    aligned_.jit.prepare(device_);
+    if (unaligned_) unaligned_->jit.prepare(device_);
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
-    LastArguments arguments = plan_.arguments;
-    arguments.input = gradient_ ? buffers.output : buffers.input;
+    const void* const input = gradient_ ? buffers.output : buffers.input;
+    void* const output = gradient_ ? buffers.input : buffers.output;
+    const LastConfig& c = aligned_.plan.config;
+    const Version& version = begins_at(input, c.load) && begins_at(output, c.store) ? aligned_ : *unaligned_;
+    LastArguments arguments = version.plan.arguments;
+    arguments.input = input;
     arguments.weight = buffers.weight;
     arguments.bias = buffers.bias;
-    arguments.output = gradient_ ? buffers.input : buffers.output;
+    arguments.output = output;
     void* pointers[] = {&arguments};
-    const LaunchShape shape{.grid_x = static_cast<unsigned>(plan_.blocks),
-                            .block = static_cast<unsigned>(geometry_.threads)};
-    const bool aligned =
-        begins_at(arguments.input, plan_.config.load) && begins_at(arguments.output, plan_.config.store);
-    (aligned ? jit_ : *unaligned_).launch(device_, shape, pointers, execution.stream);
+    const LaunchShape shape{.grid_x = static_cast<unsigned>(version.plan.blocks),
+                            .block = static_cast<unsigned>(last_geometry(version.plan.config).threads)};
+    version.jit.launch(device_, shape, pointers, execution.stream);
   }
 
-  bool overlaps() const override { return jit_.overlaps(); }
+  bool overlaps() const override { return aligned_.jit.overlaps(); }
 
-  std::string describe() const override { return cuda::describe(plan_); }
+  std::string describe() const override { return cuda::describe(aligned_.plan); }
 
  private:
-  std::size_t shared_bytes() const { return static_cast<std::size_t>(geometry_.shared_bytes); }
+  struct Version {
+    Version(const LastPlan& its_plan, DType dtype, int arch)
+        : plan(its_plan),
+          jit(last_source(plan.config, dtype), static_cast<std::size_t>(last_geometry(plan.config).shared_bytes),
+              arch) {}
+
+    LastPlan plan;
+    JitKernel jit;
+  };
+
   bool begins_at(const void* tensor, int elements) const {
-    return reinterpret_cast<std::uintptr_t>(tensor) %
-               (static_cast<std::uintptr_t>(elements) * static_cast<std::uintptr_t>(plan_.config.element_bytes)) ==
-           0;
+    const auto bytes =
+        static_cast<std::uintptr_t>(elements) * static_cast<std::uintptr_t>(aligned_.plan.config.element_bytes);
+    return reinterpret_cast<std::uintptr_t>(tensor) % bytes == 0;
   }
 
-  LastPlan plan_;
-  LastGeometry geometry_;
   int device_;
   bool gradient_;
-  JitKernel jit_;
-  std::optional<JitKernel> unaligned_;  // where an address does not allow the vectors
+  Version aligned_;
+  std::optional<Version> unaligned_;  // where an address does not allow the vectors
 };
 
 }  // namespace

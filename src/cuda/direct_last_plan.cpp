@@ -194,12 +194,6 @@ std::vector<LastConfig> tiles(const Problem& problem) {
 
 }  // namespace
 
-LastConfig unaligned(const LastConfig& config) {
-  LastConfig c = config;
-  c.load = c.store = 1;
-  return c;
-}
-
 void complete(LastPlan& plan, const Problem& problem, const DeviceProperties& device) {
   const LastConfig& c = plan.config;
   const LastGeometry g = last_geometry(c);
@@ -255,6 +249,22 @@ void complete(LastPlan& plan, const Problem& problem, const DeviceProperties& de
   const std::int64_t rounds = ceil_div(a.tiles, slots);
   a.starts = static_cast<int>(ceil_div(a.tiles, rounds));
   plan.blocks = static_cast<std::int64_t>(a.starts) * a.channel_blocks;
+}
+
+LastPlan unaligned(const LastPlan& plan, const Problem& problem, const DeviceProperties& device) {
+  LastPlan other = plan;
+  LastConfig& c = other.config;
+  c.load = c.store = 1;
+  // Elements that come one by one hold a register each, and the halves of a word one more.
+  if (c.element_bytes == 2) c.min_blocks = 1;
+  if (c.cells > 2 && c.chunk > 4) {
+    LastPlan narrow = other;
+    narrow.config.cells = 2;
+    choose_lanes(narrow.config, problem);
+    complete(narrow, problem, device);
+    if (narrow.declined.empty()) return narrow;
+  }
+  return other;  // whose tiles are the plan's
 }
 
 int last_cuts(const Problem& problem) { return static_cast<int>(tiles(problem).size()); }

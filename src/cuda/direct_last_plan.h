@@ -27,7 +27,7 @@ int last_cuts(const Problem& problem);
 // Fills in the arguments and the grid for the plan's config, whatever chose it.
 void complete(LastPlan& plan, const Problem& problem, const DeviceProperties& device);
 
-// The config for tensors that begin anywhere: element by element, in the same tiles.
-LastConfig unaligned(const LastConfig& config);
+// The plan for tensors that begin anywhere: element by element, with sums in the same order.
+LastPlan unaligned(const LastPlan& plan, const Problem& problem, const DeviceProperties& device);
 
 }  // namespace tconv::cuda

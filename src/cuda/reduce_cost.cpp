@@ -19,7 +19,7 @@ int reduce_registers(const ReduceShape& shape) {
   const int strided = shape.warpgroup && (shape.rows_channels_last || shape.columns_channels_last) ? 16 : 0;
   return sums + fragments + shape.batch_words() + shape.team_runs + halves + strided +
          (shape.warpgroup ? 64
-          : split         ? 124
+          : split         ? 126
                           : 84);
 }
 

@@ -81,7 +81,7 @@ int gradient_loader_registers(const TileShape& shape) {
                          : shape.warpgroup          ? 9
                                                     : 6) +
                         (shape.all_planes() == 1     ? 0
-                         : shape.warpgroup           ? 2
+                         : shape.warpgroup           ? (shape.input_channels_last && !shape.wide_input ? 4 : 2)
                          : shape.input_channels_last ? 5
                                                      : 3);
   if (shape.packed) return inputs * per_input;

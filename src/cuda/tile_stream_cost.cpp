@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 
+#include "cuda/kernels/tile_pack_params.cuh"
 #include "cuda/tile_cost.h"
 #include "cuda/tile_cuts.h"
 

@@ -1,7 +1,8 @@
-// What the planner chooses for the problem file is compiled for every architecture: no kernel may use local memory
-// (spilled registers, arrays that are not kept in registers), nor more shared memory than the GPU has.
+// What the planner chooses for the problem file is compiled for every architecture, in every precision and layout: no
+// kernel may use local memory (spilled registers, arrays that are not kept in registers), nor more shared memory than
+// the GPU has.
 //
-// There are hundreds of kernels. By default a core set and a sample are compiled;
+// There are thousands of kernels. By default a core set and a sample are compiled;
 // TCONV_TEST_ALL_KERNELS=1 (`make test-kernels`) compiles all, TCONV_TEST_SEED=n takes another sample.
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/family.h"
@@ -24,7 +26,7 @@
 namespace tconv::cuda {
 namespace {
 
-constexpr std::size_t kSampled = 12;  // kernels per architecture beside the core set
+constexpr std::size_t kSampled = 2;  // kernels of an architecture and mode beside the core set
 
 // A GPU of each architecture, as its driver describes it.
 DeviceProperties gpu(int arch) {
@@ -43,13 +45,22 @@ DeviceProperties gpu(int arch) {
   throw std::invalid_argument("no GPU of sm_" + std::to_string(arch));
 }
 
-// What a problem is computed in.
+// What a problem is computed in, and how its tensors lie.
 struct Mode {
   const char* name;
   DType dtype;
   Precision precision;
+  bool channels_last;
+  bool core;  // whether the core set is always compiled
 };
-constexpr std::array<Mode, 2> kModes{{{"tf32", DType::f32, Precision::tf32}, {"bf16", DType::bf16, Precision::strict}}};
+constexpr std::array<Mode, 8> kModes{{{"tf32", DType::f32, Precision::tf32, false, true},
+                                      {"strict", DType::f32, Precision::strict, false, false},
+                                      {"bf16", DType::bf16, Precision::strict, false, true},
+                                      {"f16", DType::f16, Precision::strict, false, false},
+                                      {"tf32_channels_last", DType::f32, Precision::tf32, true, false},
+                                      {"strict_channels_last", DType::f32, Precision::strict, true, false},
+                                      {"bf16_channels_last", DType::bf16, Precision::strict, true, false},
+                                      {"f16_channels_last", DType::f16, Precision::strict, true, false}}};
 
 constexpr std::array kDirections = {Direction::forward, Direction::grad_input, Direction::grad_weight,
                                     Direction::grad_bias};
@@ -60,19 +71,24 @@ struct Work {
   JitKernelWatch::Made kernel;
 };
 
-// The kernels of the plans of all problems, each source once.
-std::vector<Work> planned_kernels(const DeviceProperties& device, bool core) {
+// The kernels of the plans of all problems, each source once; `core`: those of the core set.
+std::vector<Work> planned_kernels(const DeviceProperties& device, const Mode& mode, bool core) {
   static const std::set<std::string> kCore = {"kb75"};
   std::vector<Work> kernels;
   std::set<std::string> seen;
   for (const auto& [name, base] : test::problem_file()) {
-    if (core != kCore.contains(name)) continue;
-    for (std::size_t i = 0; i < kModes.size() * kDirections.size(); ++i) {
-      const Mode& mode = kModes[i % kModes.size()];
+    if (core != (mode.core && kCore.contains(name))) continue;
+    for (const Direction direction : kDirections) {
       Problem problem = base;
-      problem.direction = kDirections[i / kModes.size()];
+      problem.direction = direction;
       problem.dtype = mode.dtype;
       problem.precision = mode.precision;
+      if (mode.channels_last) {
+        problem.input_strides = channels_last_strides(problem.input_sizes());
+        if (problem.weight_strides == contiguous_strides(problem.weight_sizes()))
+          problem.weight_strides = channels_last_strides(problem.weight_sizes());
+        problem.output_strides = channels_last_strides(problem.output_sizes());
+      }
       const Plan plan = make_plan(problem, device, families(), {});
       // Asked again, since planning also makes the kernels of the families that lose.
       const JitKernelWatch watch;
@@ -99,13 +115,16 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-class PlannedKernels : public testing::TestWithParam<int> {};
+class PlannedKernels : public testing::TestWithParam<std::tuple<int, Mode>> {};
 
 TEST_P(PlannedKernels, UseNoLocalMemory) {
-  const DeviceProperties device = gpu(GetParam());
-  std::vector<Work> work = planned_kernels(device, true);
-  std::vector<Work> others = planned_kernels(device, false);
-  ASSERT_GE(work.size(), 4U);
+  const auto& [arch, mode] = GetParam();
+  const DeviceProperties device = gpu(arch);
+  std::vector<Work> work = planned_kernels(device, mode, true);
+  std::vector<Work> others = planned_kernels(device, mode, false);
+  if (mode.core) {
+    ASSERT_GE(work.size(), 3U);
+  }
   ASSERT_GE(others.size(), 40U);
   const std::size_t all = work.size() + others.size();
   const bool everything = variable("TCONV_TEST_ALL_KERNELS") == "1";
@@ -116,7 +135,7 @@ TEST_P(PlannedKernels, UseNoLocalMemory) {
     others.resize(std::min(others.size(), kSampled));
   }
   std::move(others.begin(), others.end(), std::back_inserter(work));
-  std::printf("compiling %zu of %zu kernels for sm_%d%s\n", work.size(), all, device.arch,
+  std::printf("compiling %zu of %zu kernels for sm_%d, %s%s\n", work.size(), all, device.arch, mode.name,
               everything ? "" : (" (TCONV_TEST_SEED=" + std::to_string(seed) + ")").c_str());
 
   for (const auto& [label, plan, kernel] : work) {
@@ -129,8 +148,11 @@ TEST_P(PlannedKernels, UseNoLocalMemory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, PlannedKernels, testing::Values(80, 86, 89, 90, 100, 120),
-                         [](const auto& arch) { return "sm_" + std::to_string(arch.param); });
+INSTANTIATE_TEST_SUITE_P(Architectures, PlannedKernels,
+                         testing::Combine(testing::Values(80, 86, 89, 90, 100, 120), testing::ValuesIn(kModes)),
+                         [](const auto& test) {
+                           return "sm_" + std::to_string(std::get<0>(test.param)) + "_" + std::get<1>(test.param).name;
+                         });
 
 TEST(ProblemFile, IsReadWhole) {
   const std::vector<test::NamedProblem> problems = test::problem_file();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cases.h"
+#include "cuda/kernels/tile_pack_params.cuh"
 #include "cuda/tile.h"
 #include "cuda/tile_cost.h"
 #include "emulated_case.h"

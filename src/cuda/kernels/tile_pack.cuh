@@ -7,6 +7,7 @@
 // for each summed channel. kOrder: what neighbouring threads read otherwise.
 #include "split.cuh"
 #include "tile_element.cuh"
+#include "tile_pack_params.cuh"
 #include "tile_weights.cuh"
 
 constexpr PackCut kCut = pack_cut(kShape);

@@ -1,6 +1,7 @@
 // Weights into the order of tile_pack.cuh where the summed channels are neighbours in the tensor: cells are copied
 // whole and rounded on the way. A block takes one chunk of one block of output channels.
 #include "tile_element.cuh"
+#include "tile_pack_params.cuh"
 #include "tile_weights.cuh"
 
 // Lanes of a warp take the slabs of a row, which are neighbours in the tensor, and some rows, which are neighbours in

@@ -39,8 +39,7 @@ struct StreamReader {
   unsigned weight_ring;
   RingPlace<kShape.input_ring> input;
   RingPlace<kShape.weight_ring> weight;
-  int released = 0;  // the slot of weights to give back next
-  int chunk = 0;     // of the tile
+  int chunk = 0;  // of the tile
 
   __device__ __forceinline__ unsigned input_stage() const {
     return input_ring + input.slot * kShape.input_stage_bytes();
@@ -111,10 +110,10 @@ struct StreamReader {
     ptx::arrive(barriers.input_empty(input.slot));
     input.advance();
   }
+  // Those of the stage before, once another has begun or the last one is done.
   __device__ __forceinline__ void give_back_weights() {
     if (kShape.keeps_weights) return;
-    ptx::arrive(barriers.weight_empty(released));
-    released = released + 1 == kShape.weight_ring ? 0 : released + 1;
+    ptx::arrive(barriers.weight_empty((weight.slot == 0 ? kShape.weight_ring : weight.slot) - 1));
   }
 
   __device__ __forceinline__ void wait_for_input() { ptx::wait_barrier(barriers.input_full(input.slot), input.parity); }
@@ -231,9 +230,12 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per
 
   // Every role goes through the block's tiles on its own.
   const auto for_each_tile = [&](auto&& visit) {
-    const int tiles = block_rows_count(params) * boxes_count(params) * kShape.depth_blocks;
+    // Counted after each tile rather than kept in a register that the products need.
+    const auto tiles = [&] {
+      return ptx::opaque(block_rows_count(params)) * boxes_count(params) * kShape.depth_blocks;
+    };
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
       visit(tile);
       if (!kShape.stays) break;
     }

@@ -36,19 +36,19 @@ struct OutputImage {
     Element* output =
         static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
         (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
-    const int thread = threadIdx.x % kStoring;
-    const Site first = site_of(team, thread % kAcross * kVector);
-    if (!kShape.stays)
-      sync_storing();  // what is there has been multiplied
-                       // Unrolled: which sums a turn takes is known then.
-#pragma unroll
-    for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
+    const int thread = ptx::opaque(threadIdx.x % kStoring);  // or places would be kept from tile to tile
+    if (!kShape.stays) sync_storing();                       // what is there has been multiplied
+    constexpr int kTurns = kShape.block_channels / kTurnChannels;
+    // A loop, so that the code that copies is there once and compiles soon.
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
       if (kShape.sends()) ptx::wait_for_bulk_reads();
-      if (kShape.stays || turn > 0) sync();  // what is there has left
-      if constexpr (kAlone) {
-        stage_columns(team, turn);
-      } else {
-        stage_phases(team, turn);
+      if (kShape.stays || turn > 0)
+        sync();  // what is there has left
+                 // Which sums a turn takes must be known to the compiler.
+#pragma unroll
+      for (int known = 0; known < kTurns; ++known) {
+        if (known == turn) stage_turn(team, known);
       }
       if (kShape.sends()) ptx::fence_for_async_proxy();
       sync();
@@ -58,9 +58,8 @@ struct OutputImage {
       } else if constexpr (kShape.sends_lines) {
         send_pieces(team, channels, output);
       } else {
-        copy_out(first, channels, output);
 #pragma unroll 1
-        for (int place = thread % kAcross + kAcross; place < kPlaces; place += kAcross)
+        for (int place = thread % kAcross; place < kPlaces; place += kAcross)
           copy_out(site_of(team, place * kVector), channels, output);
       }
       output += kTurnChannels * params.output_strides[1];
@@ -99,6 +98,13 @@ struct OutputImage {
     return kShape.math == TileMath::f16 ? ptx::pack_f16(low, high) : ptx::pack_bf16(low, high);
   }
 
+  __device__ __forceinline__ void stage_turn(const CellTeam& team, int turn) const {
+    if constexpr (kAlone) {
+      stage_columns(team, turn);
+    } else {
+      stage_phases(team, turn);
+    }
+  }
   // One output for each cell. Of two-byte elements eight cells of a channel are stored at once; columns without a cell
   // have a place, too.
   __device__ __forceinline__ void stage_columns(const CellTeam& team, int turn) const {
@@ -156,7 +162,7 @@ struct OutputImage {
     const int lane = ptx::opaque(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < CellTeam::kCellTiles * 2; ++i) {
-      const CellPlace place = cell_place(team.column(i / 2) + i % 2 * 8);
+      const CellPlace place = cell_place(ptx::opaque(team.column(i / 2)) + i % 2 * 8);
       if (!place.exists) continue;
       const auto& [n, d, h, w] = place.at;
       const int row = (n * kDepths + d * kShape.span[0]) * kHeights + h * kShape.span[1];

@@ -80,17 +80,17 @@ struct CellTeam {
   // Where factors are split: the sum of a few products, on its way to `sum`.
   static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
   float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
-  // Bytes from the box's first element to this thread's two cells and first channel, or to the 16 bytes that it names
-  // to the others of its warp: channels of a cell (tensor copies), or cells of a channel.
-  static constexpr int kNamed = kShape.tensor_copies || kShape.names_vectors() ? 1 : 2;
+  // Bytes from the box's first element to this thread's cells and first channel, or to the 16 bytes that it names to
+  // the others of its warp: channels of a cell (tensor copies), or cells of a channel.
+  static constexpr int kOtherCell = kShape.other_cell();  // from the first to the other, where that is known
+  static constexpr int kNamed = kShape.tensor_copies || kShape.names_vectors() || kOtherCell > 0 ? 1 : 2;
   unsigned at[kPlaces][kNamed];
   int first_column;
   static constexpr int depth_team = 0;
 
   __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
     const int lane = threadIdx.x % 32;
-    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    first_column = team * kShape.column_tiles * 8;
+    first_column = static_cast<int>(threadIdx.x) / 128 * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
     const int channel = kShape.tensor_copies         ? 0
                         : kShape.names_vectors()     ? (lane % 8 + lane / 16 * 8) * kShape.channel_pitch()
@@ -154,8 +154,8 @@ struct CellTeam {
       }
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const unsigned cell =
-            stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset + i * kShape.line_step();
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset +
+                              i * kShape.line_step() + word % 2 * kOtherCell;
         if constexpr (kShape.input_channels_last) {
           out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
         } else if constexpr (kShape.element_bytes == 4) {
@@ -199,7 +199,7 @@ struct CellTeam {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? half : 0] + offset + i * kShape.line_step() +
-                              step * kChannels * kShape.channel_pitch();
+                              half * kOtherCell + step * kChannels * kShape.channel_pitch();
         unsigned words[2];
         if constexpr (kTwoWords) {
           ptx::load_shared_64(cell, words);

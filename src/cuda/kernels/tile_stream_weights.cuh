@@ -48,7 +48,7 @@ struct WeightLoads {
   static constexpr int kAtOnce = kMostWords / (kLoads * kWords) > 0 ? kMostWords / (kLoads * kWords) : 1;  // units
   // Where all threads together have the words of a whole stage and registers for as many more, the next stage's are on
   // their way while this one's are stored.
-  static constexpr int kOtherRegisters = 40;
+  static constexpr int kOtherRegisters = kAlongRows ? 44 : 40;
   static constexpr bool kAhead = kPlaces <= kPlacesAtOnce && kUnits <= kAtOnce &&
                                  2 * kUnits * kLoads * kWords + kOtherRegisters <= kShape.weight_registers();
 
