@@ -178,13 +178,19 @@ void add_stages(ReduceShape& shape, const DeviceProperties& device) {
   }
 }
 
+// What split factors in single warps take beyond the estimate, which is sm_90's.
+int more_registers(const ReduceShape& shape, const DeviceProperties& device) {
+  const bool split = shape.math == TileMath::fp32x3 && !shape.warpgroup;
+  return split && device.arch != 90 ? 10 : 0;
+}
+
 // Warps that only load: all threads start with the same registers; where teams need more, those that load give up what
 // they don't need.
 bool complete_divided(ReduceShape& shape, const DeviceProperties& device, int most_threads) {
   const int loader_registers = shape.warps_read_boxes() ? 56 : shape.packed || shape.boxes() ? 40 : 88;
   constexpr int kRingRegisters = 8;  // of a team, for its way around the stages
   constexpr int kSpare = 16;         // that all threads should have left where registers don't change hands
-  const int registers = reduce_registers(shape) + kRingRegisters;
+  const int registers = reduce_registers(shape) + kRingRegisters + more_registers(shape, device);
   const int team_threads = 32 * shape.team_warps();
   const int loader_threads = 32 * shape.loader_warps;
   shape.loader_registers = loader_registers;
@@ -233,7 +239,7 @@ bool complete(ReduceShape& shape, const DeviceProperties& device) {
   if (shape.batches() > 8) return false;
   // Four schedulers share the registers, and the warps of a block go around among them.
   const int threads = round_up(shape.threads(), 128);
-  const int registers = reduce_registers(shape);
+  const int registers = reduce_registers(shape) + more_registers(shape, device);
   if (registers > 250 || threads * registers > 65536) return false;
   const int by_registers = 65536 / (threads * round_up(registers, 8));
   const int by_shared = blocks_by_shared(shape, device);

@@ -352,6 +352,14 @@ std::string_view why_no_reduce(const Problem& problem, const DeviceProperties& d
       element_count(problem.weight_sizes()) > kIntMax / 2) {
     return "channel counts beyond 32 bits";
   }
+  // Split factors lose a few bits of each product, once for all of a sum: more than the roundings of a short sum in
+  // fp32.
+  constexpr std::int64_t kFewProducts = 16;
+  std::int64_t products = problem.batch;
+  for (const Axis& axis : problem.axes) products *= std::min(axis.input, kFewProducts);
+  if (math_of(problem) == TileMath::fp32x3 && products < kFewProducts) {
+    return "sums of so few products are more exact in fp32 itself";
+  }
   for (const Strides* strides : {&problem.input_strides, &problem.output_strides}) {
     for (const std::int64_t stride : *strides) {
       if (stride < 0) return "negative strides in memory";

@@ -222,7 +222,9 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
   shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
   // For sm_100 the assembler keeps more fragments of four-byte elements at once than it has registers for.
   if (device.arch == 100 && shape.element_bytes == 4 && shape.row_tiles * shape.column_tiles >= 32) return false;
-  const int registers = tile_registers(shape);
+  const bool split = shape.math == TileMath::fp32x3 && !shape.warpgroup;
+  const int more = !split || device.arch == 90 ? 0 : device.arch == 100 ? 40 : 16;  // than that for sm_90
+  const int registers = tile_registers(shape) + more;
   const int most_registers = shape.element_bytes == 2 ? 240 : 250;  // the estimate is coarser for half types
   if (registers > most_registers || shape.threads() * registers > 65536) return false;
   const std::size_t shared = static_cast<std::size_t>(shape.shared_bytes());
