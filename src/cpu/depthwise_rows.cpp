@@ -143,12 +143,20 @@ class DepthwiseRows final : public Kernel {
     std::int64_t first_source = std::numeric_limits<std::int64_t>::max();
     std::int64_t last_source = -1;
 
+    std::int64_t first_alike = 0;
+    std::int64_t last_alike = 0;
+
     std::int64_t sources() const { return last_source < first_source ? 0 : last_source - first_source + 1; }
     void add(const Row& row) {
       ++end;
       first_source = std::min(first_source, row.first_source);
       last_source = std::max(last_source, row.last_source);
     }
+  };
+  struct Alike {
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+    std::int64_t to_step = 0;
   };
   struct Memory {
     Scratch<T> source;
@@ -187,7 +195,37 @@ class DepthwiseRows final : public Kernel {
         bands_.back() = more;
       }
     }
-    for (const Band& band : bands_) most_sources_ = std::max(most_sources_, band.sources());
+    for (Band& band : bands_) {
+      most_sources_ = std::max(most_sources_, band.sources());
+      find_alike(band);
+    }
+  }
+
+  // Rows of a band of which each is computed from the next row of the input, the one before it being a stride above.
+  void find_alike(Band& band) {
+    band.first_alike = std::ssize(alike_);
+    const std::int64_t stride = problem_.axes[1].stride;
+    std::vector<bool> done(band.end - band.begin);
+    for (std::int64_t first = band.begin; first < band.end; ++first) {
+      if (done[first - band.begin]) continue;
+      Alike rows{first, 1, 0};
+      for (std::int64_t r = first + stride; r < band.end && follows(rows_[r - stride], rows_[r]); r += stride) {
+        const std::int64_t step = rows_[r].place - rows_[r - stride].place;
+        if (rows.count > 1 && step != rows.to_step) break;
+        rows.to_step = step;
+        done[r - band.begin] = true;
+        ++rows.count;
+      }
+      alike_.push_back(rows);
+    }
+    band.last_alike = std::ssize(alike_);
+  }
+
+  bool follows(const Row& a, const Row& b) const {
+    return std::equal(steps_.begin() + a.first_step, steps_.begin() + a.last_step, steps_.begin() + b.first_step,
+                      steps_.begin() + b.last_step, [this](const RowStep& x, const RowStep& y) {
+                        return x.offset + line_ == y.offset && x.places == y.places;
+                      });
   }
 
   // The weights of a channel, side by side.
@@ -242,10 +280,25 @@ class DepthwiseRows final : public Kernel {
     const std::int64_t most = one_piece() ? std::max<std::int64_t>(kMostTogether / width, 1) : 1;
     T* const results =
         memory.results.get(std::max(most * width, job.cells * phases_) + kLine + 2 * kMostLanes * kMostRowPhases);
+    if constexpr (std::is_same_v<E, T>) {
+      if (one_piece() && has_whole_vectors(output, past_caches, ops.lanes)) {
+        job.past_caches = past_caches;
+        job.from_step = line_;
+        for (std::int64_t i = band.first_alike; i < band.last_alike; ++i) {
+          const Row& row = rows_[alike_[i].first];
+          set_steps(job, row);
+          job.to = output + row.place;
+          job.rows = alike_[i].count;
+          job.to_step = alike_[i].to_step;
+          ops.weigh_line(job);
+        }
+        return;
+      }
+    }
     for (std::int64_t r = band.begin; r < band.end;) {
       E* const to = output + rows_[r].place + first_cell * phases_;
       if constexpr (std::is_same_v<E, T>) {
-        if (stores_from_registers(to, count, past_caches, ops.lanes)) {
+        if (count >= kLongRow * phases_ && (!past_caches || cells_to_line(to, ops.lanes) >= 0)) {
           run_row(ops, job, rows_[r], to, count, past_caches, results);
           ++r;
           continue;
@@ -275,19 +328,21 @@ class DepthwiseRows final : public Kernel {
     job.last = steps_.data() + row.last_step;
   }
 
-  // Cells before the first that begins a cache line; -1: none does.
-  std::int64_t cells_to_line(const E* to) const {
-    for (std::int64_t cells = 0; cells < kLine; ++cells) {
+  // Whether rows are whole vectors of cells and, where they go past the caches, whole cache lines.
+  bool has_whole_vectors(const E* output, bool past_caches, std::int64_t lanes) const {
+    const std::int64_t width = problem_.axes[2].output();
+    if (width % (lanes * phases_) != 0) return false;
+    const auto whole = [](std::int64_t elements) { return elements % kLine == 0; };
+    return !past_caches || (whole(from_line(output)) && whole(lanes * phases_) && whole(problem_.output_strides[2]) &&
+                            whole(problem_.output_strides[3]));
+  }
+
+  // Cells before the first that begins a cache line; -1: none does, or vectors of cells are no lines.
+  std::int64_t cells_to_line(const E* to, std::int64_t lanes) const {
+    for (std::int64_t cells = 0; cells < kLine && lanes * phases_ % kLine == 0; ++cells) {
       if (from_line(to + cells * phases_) == 0) return cells;
     }
     return -1;
-  }
-
-  // Whether a row is whole vectors or so long that its ends do not matter.
-  bool stores_from_registers(const E* to, std::int64_t count, bool past_caches, std::int64_t lanes) const {
-    if (past_caches && (cells_to_line(to) < 0 || lanes * phases_ % kLine != 0)) return false;
-    if (count >= kLongRow * phases_) return true;
-    return count % (lanes * phases_) == 0 && (!past_caches || from_line(to) == 0);
   }
 
   // Some cells of a row by way of the cache, up to a line that is stored past it; lines; and the cells behind them.
@@ -306,7 +361,7 @@ class DepthwiseRows final : public Kernel {
       to += cells * phases_;
       count -= cells * phases_;
     };
-    if (const std::int64_t before = past_caches ? cells_to_line(to) : 0; before > 0) {
+    if (const std::int64_t before = past_caches ? cells_to_line(to, ops.lanes) : 0; before > 0) {
       through_results(before, before * phases_);
       go_on(before);
     }
@@ -331,6 +386,7 @@ class DepthwiseRows final : public Kernel {
   std::vector<Row> rows_;
   std::vector<Band> bands_;
   std::vector<RowStep> steps_;
+  std::vector<Alike> alike_;
 };
 
 }  // namespace

@@ -27,6 +27,21 @@ HWY_INLINE void store_phases(D tag, const hn::Vec<D> (&phases)[kPhases], hn::TFr
   if constexpr (kPhases == 4) hn::StoreInterleaved4(phases[0], phases[1], phases[2], phases[3], tag, to);
 }
 
+template <int kPhases, bool kPastCaches, class D>
+HWY_INLINE void put_phases(D tag, const hn::Vec<D> (&phases)[kPhases], hn::TFromD<D>* to) {
+  if constexpr (kPastCaches && kPhases == 1) {
+    hn::Stream(phases[0], tag, to);
+  } else if constexpr (kPastCaches) {
+    constexpr std::int64_t kLanes = hn::MaxLanes(D());
+    HWY_ALIGN hn::TFromD<D> together[kPhases * kLanes];
+    store_phases<kPhases>(tag, phases, together);
+#pragma GCC unroll 4
+    for (int p = 0; p < kPhases; ++p) hn::Stream(hn::Load(tag, together + p * kLanes), tag, to + p * kLanes);
+  } else {
+    store_phases<kPhases>(tag, phases, to);
+  }
+}
+
 // kVectors vectors of cells from cell j on. What several phases read is loaded once: most loads cross a cache line.
 template <int kPhases, int kVectors, bool kPastCaches, typename T>
 HWY_INLINE void weigh_piece(const WeighLine<T>& job, std::int64_t j) {
@@ -55,36 +70,84 @@ HWY_INLINE void weigh_piece(const WeighLine<T>& job, std::int64_t j) {
   }
   T* const to = job.to + j * kPhases;
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    if constexpr (kPastCaches && kPhases == 1) {
-      hn::Stream(sums[v][0], tag, to + v * kLanes);
-    } else if constexpr (kPastCaches) {
-      HWY_ALIGN T together[kPhases * kLanes];
-      store_phases<kPhases>(tag, sums[v], together);
+  for (int v = 0; v < kVectors; ++v) put_phases<kPhases, kPastCaches>(tag, sums[v], to + v * kPhases * kLanes);
+}
+
+// The same for a vector of cells of several rows, whose weights stay in registers: kSteps of them.
+template <int kPhases, int kSteps, bool kPastCaches, typename T>
+HWY_INLINE void weigh_column(const WeighLine<T>& job, std::int64_t j) {
+  const hn::ScalableTag<T> tag;
+  using V = hn::Vec<decltype(tag)>;
+  V weights[kSteps][kPhases];
+  std::int64_t offsets[kSteps];
+  bool reads[kSteps][kPhases];
+#pragma GCC unroll 8
+  for (int s = 0; s < kSteps; ++s) {
+    offsets[s] = job.steps[s].offset;
+#pragma GCC unroll 4
+    for (int p = 0; p < kPhases; ++p) {
+      const std::int32_t place = job.steps[s].places[p];
+      reads[s][p] = place >= 0;
+      weights[s][p] = hn::Set(tag, place >= 0 ? job.weights[place] : T{0});
+    }
+  }
+  const V bias = hn::Set(tag, job.bias);
+  const T* from = job.from + j;
+  T* to = job.to + j * kPhases;
+  for (std::int64_t row = 0; row < job.rows; ++row, from += job.from_step, to += job.to_step) {
+    V sums[kPhases];
+#pragma GCC unroll 4
+    for (int p = 0; p < kPhases; ++p) sums[p] = bias;
+#pragma GCC unroll 8
+    for (int s = 0; s < kSteps; ++s) {
+      const V cells = hn::LoadU(tag, from + offsets[s]);
 #pragma GCC unroll 4
       for (int p = 0; p < kPhases; ++p) {
-        hn::Stream(hn::Load(tag, together + p * kLanes), tag, to + (v * kPhases + p) * kLanes);
+        if (reads[s][p]) sums[p] = hn::MulAdd(cells, weights[s][p], sums[p]);
       }
-    } else {
-      store_phases<kPhases>(tag, sums[v], to + v * kPhases * kLanes);
     }
+    put_phases<kPhases, kPastCaches>(tag, sums, to);
   }
 }
 
 template <int kPhases, bool kPastCaches, typename T>
-HWY_INLINE void weigh_cells(const WeighLine<T>& job) {
+void weigh_cells(WeighLine<T> job) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   constexpr int kTogether = kPhases > 2 ? 2 : 4;
-  std::int64_t j = 0;
-  for (; j + kTogether * kLanes <= job.cells; j += kTogether * kLanes) {
-    weigh_piece<kPhases, kTogether, kPastCaches>(job, j);
+  for (std::int64_t row = 0; row < job.rows; ++row, job.from += job.from_step, job.to += job.to_step) {
+    std::int64_t j = 0;
+    for (; j + kTogether * kLanes <= job.cells; j += kTogether * kLanes) {
+      weigh_piece<kPhases, kTogether, kPastCaches>(job, j);
+    }
+    for (; j < job.cells; j += kLanes) weigh_piece<kPhases, 1, kPastCaches>(job, j);
   }
-  for (; j < job.cells; j += kLanes) weigh_piece<kPhases, 1, kPastCaches>(job, j);
+}
+
+template <int kPhases, int kSteps, bool kPastCaches, typename T>
+void weigh_columns(const WeighLine<T>& job) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  for (std::int64_t j = 0; j < job.cells; j += kLanes) weigh_column<kPhases, kSteps, kPastCaches>(job, j);
+}
+
+template <int kPhases, bool kPastCaches, typename T>
+void weigh_rows(const WeighLine<T>& job) {
+  constexpr std::int64_t kFewestRows = 4;  // for which weights are worth loading ahead
+  if (job.rows >= kFewestRows && kPhases != 3) {
+    switch (job.last - job.steps) {
+      case 1: return weigh_columns<kPhases, 1, kPastCaches>(job);
+      case 2: return weigh_columns<kPhases, 2, kPastCaches>(job);
+      case 3: return weigh_columns<kPhases, 3, kPastCaches>(job);
+      case 4: return weigh_columns<kPhases, 4, kPastCaches>(job);
+      case 6: return weigh_columns<kPhases, 6, kPastCaches>(job);
+      default: break;
+    }
+  }
+  weigh_cells<kPhases, kPastCaches>(job);
 }
 
 template <int kPhases, typename T>
 HWY_INLINE void weigh_phases(const WeighLine<T>& job) {
-  job.past_caches ? weigh_cells<kPhases, true>(job) : weigh_cells<kPhases, false>(job);
+  job.past_caches ? weigh_rows<kPhases, true>(job) : weigh_rows<kPhases, false>(job);
 }
 
 template <typename T>

@@ -16,7 +16,8 @@ struct RowStep {
 
 // Cells of a row, put together from their phases:
 //   to[j phases + p] = bias + sum over the steps of  from[offset + j] weights[places[p]]
-// in the order of the steps. Reads and writes whole vectors of cells.
+// in the order of the steps. Reads and writes whole vectors of cells. Several rows may do the same, each from_step and
+// to_step behind the last.
 template <typename T>
 struct WeighLine {
   const T* from = nullptr;
@@ -27,7 +28,10 @@ struct WeighLine {
   std::int64_t cells = 0;
   T* to = nullptr;
   T bias = 0;
-  bool past_caches = false;  // `to` begins a cache line, and nobody reads it soon
+  bool past_caches = false;  // rows of `to` begin cache lines, and nobody reads them soon
+  std::int64_t rows = 1;
+  std::int64_t from_step = 0;
+  std::int64_t to_step = 0;
 };
 
 template <typename E, typename T>
