@@ -102,12 +102,10 @@ class Correlate final : public Kernel {
           std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_.targets(targets), 1));
       chunk_ = even_parts(roles_.source_channels, chunk_);
     }
-    // What reaches what in the first tile is found out beforehand: a small problem has no other, and those of kernel ==
-    // stride are alike.
+    // What reaches what in the first tile, and in those like it, is found out beforehand.
     if (channels_inside_ && tiling_.all_taps() > 0 && !empty_) {
       first_tile_ = tiling_.tile(0);
-      const bool repeats = tiling_.tiles() == 1 || tiling_.reads_own_cell();
-      if (repeats && first_tile_.length * tiling_.slots() <= kMostPlaces) {
+      if (tiling_.mostly_alike() && first_tile_.length * tiling_.slots() <= kMostPlaces) {
         const std::int64_t rows = packed_.tile_along_targets(math_ops<T>(), targets).rows;
         reach_row_ = round_up(targets, kMostLanes);
         reach_ = reach_of(first_tile_, packed_.all_phases(), rows, reach_row_);

@@ -123,8 +123,8 @@ class GradWeight final : public Kernel {
         tiling_(std::move(tiling)),
         window_(blocking.taps_are_rows ? Window(problem, tiling_.shape()) : Window()),
         blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)) {
-    in_place_ = tiling_.reads_own_cell() && blocking.along_inputs && !blocking.taps_are_rows &&
-                blocking.interleaved == 1 && problem.input_strides[1] == 1 && problem.output_strides[1] == 1 &&
+    in_place_ = blocking.along_inputs && !blocking.taps_are_rows && blocking.interleaved == 1 &&
+                problem.input_strides[1] == 1 && problem.output_strides[1] == 1 &&
                 tiling_.shape().block[2] >= kFewestInRow;
     // Where a tile is whole images, all are the same.
     if (blocking.taps_are_rows && tiling_.shape().tiles_along == Triple{1, 1, 1} && problem.batch > 0) {
@@ -252,44 +252,58 @@ class GradWeight final : public Kernel {
     }
   }
 
-  // One tile, where both tensors are rows of the product as they are: every tap reads the cell itself.
+  // One tile, where both tensors are rows of the product as they are. Each tap takes the cells at which it reads
+  // something.
   void sum_tile_in_place(const Tile& tile, const ChannelBlock& channels, const T* input, const T* grad, T* block,
                          Memory& memory) const {
     const MathOps<T>& math = math_ops<T>();
     const auto size = math.tile_for_cells(channels.outputs, channels.inputs);
+    const std::int64_t panel = size.vectors * math.lanes;
     std::int64_t* const rows = memory.offsets.get(channels.outputs);
     std::iota(rows, rows + channels.outputs, std::int64_t{0});
+    const auto& source = tiling_.sources()[0];
     std::vector<std::int64_t> grad_places;
     std::vector<std::int64_t> input_places;
     for (std::size_t p = 0; p < tiling_.phases().size(); ++p) {
       const PhaseTile& phase = tiling_.phases()[p];
-      if (phase.taps.empty()) continue;
-      const Runs from = target_runs(tiling_, tile, phase, problem_.output_strides);
-      const Runs with(tiling_, tile, tiling_.sources()[0], tile.begin, tiling_.cells_of(tile, phase),
-                      problem_.input_strides);
-      if (from.count() == 0) continue;
-      grad_places.clear();
-      input_places.clear();
-      for (const Runs::Run& run : from.all()) grad_places.push_back(run.tensor);
-      for (const Runs::Run& run : with.all()) input_places.push_back(run.tensor);
-      MultiplyTaps<T> job;
-      job.a_places = grad_places.data();
-      job.a_step = from.tensor_step();
-      job.b_places = input_places.data();
-      job.b_step = with.tensor_step();
-      job.parts = std::ssize(grad_places);
-      job.depth = from.count();
-      job.c_step = blocking_.inputs;
-      job.a = grad;
-      T* const sums = block + blocks_.phase_begin(p);
-      const std::int64_t panel = size.vectors * math.lanes;
-      for (std::int64_t n = 0; n < channels.inputs; n += panel) {
-        job.b = input + n;
-        const std::int64_t vectors = panel_width(math, panel, channels.inputs, n) / math.lanes;
-        for (std::int64_t m = 0; m < channels.outputs; m += size.rows) {
-          job.a_rows = rows + m;
-          job.c = sums + m * blocking_.inputs + n;
-          math.multiply_taps[std::min(size.rows, channels.outputs - m) - 1][vectors - 1](job);
+      const Triple count = tiling_.cells_of(tile, phase);
+      const auto taps = static_cast<std::int64_t>(phase.taps.size());
+      for (std::int64_t t = 0; t < taps; ++t) {
+        Triple target_base{};
+        Triple source_base{};
+        Triple extent{};
+        for (int a = 0; a < kSpatialAxes; ++a) {
+          const std::int64_t shift = tile.begin[a] + phase.taps[t].shift[a];
+          const std::int64_t low = std::clamp<std::int64_t>(-shift, 0, count[a]);
+          extent[a] = std::clamp<std::int64_t>(source[a].count - shift, low, count[a]) - low;
+          target_base[a] = tile.begin[a] + low;
+          source_base[a] = shift + low;
+        }
+        const Runs from(tiling_, tile, phase.lattice, target_base, extent, problem_.output_strides);
+        const Runs with(tiling_, tile, source, source_base, extent, problem_.input_strides);
+        if (from.count() == 0 || from.all().empty()) continue;
+        grad_places.clear();
+        input_places.clear();
+        for (const Runs::Run& run : from.all()) grad_places.push_back(run.tensor);
+        for (const Runs::Run& run : with.all()) input_places.push_back(run.tensor);
+        MultiplyTaps<T> job;
+        job.a = grad;
+        job.a_places = grad_places.data();
+        job.a_step = from.tensor_step();
+        job.b_places = input_places.data();
+        job.b_step = with.tensor_step();
+        job.parts = std::ssize(grad_places);
+        job.depth = from.count();
+        job.c_step = taps * blocking_.inputs;
+        T* const sums = block + blocks_.phase_begin(p) + t * blocking_.inputs;
+        for (std::int64_t n = 0; n < channels.inputs; n += panel) {
+          job.b = input + n;
+          const std::int64_t vectors = panel_width(math, panel, channels.inputs, n) / math.lanes;
+          for (std::int64_t m = 0; m < channels.outputs; m += size.rows) {
+            job.a_rows = rows + m;
+            job.c = sums + m * job.c_step + n;
+            math.multiply_taps[std::min(size.rows, channels.outputs - m) - 1][vectors - 1](job);
+          }
         }
       }
     }

@@ -83,8 +83,9 @@ class Tiling {
 
   // Whether tiles differ in nothing but where they begin.
   bool alike(const Tile& a, const Tile& b) const;
-  // Whether every tap reads the cell itself, at every cell of its phase: tiles with as many cells are alike then.
-  bool reads_own_cell() const { return reads_own_cell_; }
+  // Whether most tiles are like the first one: they are whole images, or every tap reads the cell itself, at every cell
+  // of its phase.
+  bool mostly_alike() const { return reads_own_cell_ || shape_.tiles_along == Triple{1, 1, 1}; }
 
   // Cells of a phase in a tile, along each axis.
   Triple cells_of(const Tile& tile, const PhaseTile& phase) const;
