@@ -20,7 +20,7 @@ constexpr std::int64_t kWidestPanel = kMostVectors * kMostLanes;
 constexpr std::int64_t kManyTargets = 48;  // channels that fill wide register tiles
 // Channels added up before the next tap's, where they have to be packed and where they are read in place.
 constexpr std::int64_t kMostTogether = 128;
-constexpr std::int64_t kMostInPlace = 512;
+constexpr std::int64_t kMostInPlace = 1024;
 constexpr std::int64_t kPanelWeights = 4096;  // of a target channel, packed at a time
 
 // In cycles, roughly.

@@ -31,9 +31,11 @@ struct CellPlaces {
     return places;
   }
 
+  std::int64_t begin() const { return first[0] + first[1] + first[2]; }
+
   std::int64_t of(const Segment& segment) const {
-    std::int64_t place = segment.image * image;
-    for (int a = 0; a < kSpatialAxes; ++a) place += first[a] + segment.cell[a] * step[a];
+    std::int64_t place = begin() + segment.image * image;
+    for (int a = 0; a < kSpatialAxes; ++a) place += segment.cell[a] * step[a];
     return place;
   }
 };

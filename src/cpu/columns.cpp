@@ -30,12 +30,12 @@ constexpr std::int64_t kShortestRow = 3;    // taps; D is put together from piec
 constexpr std::int64_t kFewestInputs = 32;  // channels of a group
 constexpr std::int64_t kManyInputs = 512;
 constexpr std::int64_t kFewestColumns = 256;
-constexpr std::int64_t kDepth = 112;                    // of the sums between two visits to memory
-constexpr std::int64_t kCells = 252;                    // of a tile
-constexpr std::int64_t kSplits = 4;                     // of the columns, for grad_input: shorter sums
-constexpr std::int64_t kChannels = 112;                 // the same: whose weights are held at a time
-constexpr std::size_t kRoomForSums = 16;                // part of input and output that splits may take
-constexpr std::size_t kFewSums = std::size_t{1} << 20;  // or bytes
+constexpr std::int64_t kDepth = 112;      // of the sums between two visits to memory
+constexpr std::int64_t kCells = 252;      // of a tile
+constexpr std::int64_t kSplits = 4;       // of the columns, for grad_input: shorter sums
+constexpr std::int64_t kChannels = 112;   // the same: whose weights are held at a time
+constexpr std::size_t kRoomForSums = 16;  // part of input and output that splits may take
+constexpr std::int64_t kListed = 32;      // rows of taps, forward: no more are listed at a time
 // Columns of a tile: more where cells are few, so that weights are read in longer pieces.
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kMostColumns = 1024;
@@ -74,8 +74,7 @@ class Columns final : public Kernel {
         // it, some input channels, although D is then packed for each of them (10 to 30% of the time).
         workspace_bytes_ = problem.groups * kSplits * inputs_ * cells_line_ * sizeof(T);
         const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-        by_rows_ = inputs_ >= kSplits * kChannels &&
-                   workspace_bytes_ > std::max(tensors * size_of(problem.dtype) / kRoomForSums, kFewSums);
+        by_rows_ = inputs_ >= kSplits * kChannels && workspace_bytes_ > tensors * size_of(problem.dtype) / kRoomForSums;
         rows_ = by_rows_ ? round_up(ceil_div(inputs_, kSplits), kMostLanes) : inputs_;
         if (by_rows_) workspace_bytes_ = 0;
         break;
@@ -146,13 +145,16 @@ class Columns final : public Kernel {
             store_rows(buffers, group, cell, cells, column, count, tile);
             continue;
           }
-          const auto rows = local.rows(column - begin, column - begin + count);
-          for (std::int64_t i = 0; i < cells; ++i) {
-            const T* const from = tile + i * line_of(count) - (column - begin);
-            local.for_each_piece(local.cell_at(cell + i - image * map_.image_cells()), rows,
-                                 [&](std::int64_t j, std::int64_t length, std::int64_t place) {
-                                   add_to(output + place, local.step(), length, from + j);
-                                 });
+          const std::int64_t listed = kListed * problem_.axes[2].kernel;
+          for (std::int64_t first = column - begin; first < column - begin + count; first += listed) {
+            const auto rows = local.rows(first, std::min(first + listed, column - begin + count));
+            for (std::int64_t i = 0; i < cells; ++i) {
+              const T* const from = tile + i * line_of(count) - (column - begin);
+              local.for_each_piece(local.cell_at(cell + i - image * map_.image_cells()), rows,
+                                   [&](std::int64_t j, std::int64_t length, std::int64_t place) {
+                                     add_to(output + place, local.step(), length, from + j);
+                                   });
+            }
           }
         }
       }

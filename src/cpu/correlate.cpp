@@ -27,10 +27,11 @@ namespace {
 constexpr std::int64_t kDepth = 112;  // multiply-adds between two visits to the results: a panel stays in the L1 cache
 constexpr std::int64_t kCells = 252;  // packed at a time; they stay in the L2 cache
 constexpr std::int64_t kMostWeights = std::int64_t{1}
-                                      << 16;  // elements of packed weights, where each task packs its own
-constexpr std::int64_t kPiece = 32;           // source channels whose weights are packed by one task
-constexpr double kSplitCost = 1.2;            // of products whose columns are read across cache lines
-constexpr std::int64_t kRowCost = 3;          // of a row that is multiplied by itself, in cells
+                                      << 16;   // elements of packed weights, where each task packs its own
+constexpr std::int64_t kPiece = 32;            // source channels whose weights are packed by one task
+constexpr double kSplitCost = 1.2;             // of products whose columns are read across cache lines
+constexpr std::int64_t kRowCost = 3;           // of a row that is multiplied by itself, in cells
+constexpr std::int64_t kMostPlaces = 1 << 14;  // of cells, that a plan holds
 
 template <typename T>
 struct Memory {
@@ -101,10 +102,14 @@ class Correlate final : public Kernel {
           std::min(chunk_, kMostWeights / std::max<std::int64_t>(tiling_.all_taps() * packed_.targets(targets), 1));
       chunk_ = even_parts(roles_.source_channels, chunk_);
     }
-    // A small problem is one tile: what reaches what is found out beforehand.
-    if (channels_inside_ && tiling_.tiles() == 1 && blocking.target_blocks == 1 && tiling_.all_taps() > 0 && !empty_) {
-      const std::int64_t rows = packed_.tile_along_targets(math_ops<T>(), targets).rows;
-      reach_ = reach_of(tiling_.tile(0), packed_.all_phases(), rows, round_up(targets, kMostLanes));
+    // What reaches what in the first tile, and in those like it, is found out beforehand.
+    if (channels_inside_ && tiling_.all_taps() > 0 && !empty_) {
+      first_tile_ = tiling_.tile(0);
+      if (tiling_.mostly_alike() && first_tile_.length * tiling_.slots() <= kMostPlaces) {
+        const std::int64_t rows = packed_.tile_along_targets(math_ops<T>(), targets).rows;
+        reach_row_ = round_up(targets, kMostLanes);
+        reach_ = reach_of(first_tile_, packed_.all_phases(), rows, reach_row_);
+      }
     }
   }
 
@@ -452,9 +457,11 @@ class Correlate final : public Kernel {
                                               tiling_.plane_size());
     T* const own =
         shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_.targets(block.targets));
+    const bool known =
+        !reach_.empty() && (stores_in_place_ || results.row_size == reach_row_) && tiling_.alike(first_tile_, tile);
     Reach own_reach;
-    if (reach_.empty()) own_reach = reach_of(tile, stage.phases, size.rows, results.row_size);
-    const Reach& reach = reach_.empty() ? own_reach : reach_;
+    if (!known) own_reach = reach_of(tile, stage.phases, size.rows, results.row_size);
+    const Reach& reach = known ? reach_ : own_reach;
     const std::int64_t target = roles_.first_target(block.group, block.first);
     const bool past_caches = chunk_ >= roles_.source_channels && size.vectors * math.lanes % kMostLanes == 0 &&
                              writes_whole_lines(tensors.target, block);
@@ -464,7 +471,10 @@ class Correlate final : public Kernel {
       const E* const first = tensors.source + (block.group * roles_.cell_channels() + c) * roles_.source_strides[1];
       const T* cells = nullptr;
       if constexpr (std::is_same_v<E, T>) {
-        if (reads_in_place_) cells = first;
+        if (reads_in_place_) {
+          cells = first;
+          if (known) cells += CellPlaces::in_tensor(tile, tiling_.sources()[0], roles_.source_strides).begin();
+        }
       }
       if (cells == nullptr) {
         const PackedSteps steps{1, cell_step_, roles_.interleaved, roles_.source_channels};
@@ -481,6 +491,7 @@ class Correlate final : public Kernel {
         if constexpr (std::is_same_v<E, T>) {
           if (stores_in_place_) {
             sums = tensors.target + target + begin_in_tensor(phases[p].lattice, roles_.target_strides);
+            if (known) sums += CellPlaces::in_tensor(tile, phases[p].lattice, roles_.target_strides).begin();
             job.initial = tensors.bias == nullptr ? nullptr : tensors.bias + target;
           }
         }
@@ -535,7 +546,9 @@ class Correlate final : public Kernel {
   bool row_by_row_ = false;        // where they are: what lies between rows of cells is left out
   std::int64_t cell_step_ = 1;
   std::vector<Stage> stages_;
-  Reach reach_;  // of the only tile
+  Tile first_tile_;
+  Reach reach_;  // of the first tile, and of those like it
+  std::int64_t reach_row_ = 0;
   std::size_t workspace_bytes_ = 0;
 };
 

@@ -1,15 +1,18 @@
 // The "depthwise" family where rows lie side by side (contiguous tensors), forward: vectors run along the row. The rows
-// that a band of output rows reads are copied with zeros around them; every cell is a short sum over its taps, and the
-// phases of a row are interleaved while they are put together:
+// that a band of output rows reads are copied with zeros around them, long ones piece by piece; every cell is a short
+// sum over its taps, and the phases of a row are interleaved while they are put together:
 //   row[j phases + p] = bias + sum over taps t of phase p of  source[j + offset(t)] weight[t]
 #include <hwy/cache_control.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <map>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/axis_map.h"
-#include "cpu/depthwise_simd.h"
+#include "cpu/depthwise_rows_simd.h"
 #include "cpu/panels.h"
 #include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
@@ -20,11 +23,12 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kMostPhases = 4;                        // that are interleaved in registers
 constexpr std::int64_t kMostSource = std::int64_t{1} << 14;    // elements of the rows that a band reads, about
 constexpr std::int64_t kLongestRow = std::int64_t{1} << 18;    // cells
 constexpr std::int64_t kMostTerms = std::int64_t{1} << 18;     // of the sums of all rows of an image
 constexpr std::int64_t kMostTogether = std::int64_t{1} << 12;  // elements of rows that are stored at a time
+constexpr std::int64_t kPiece = std::int64_t{1} << 10;         // cells of a long row, computed at a time
+constexpr std::int64_t kLongRow = 16 * kMostLanes;             // cells that are worth storing from registers
 
 template <typename E, typename T>
 class DepthwiseRows final : public Kernel {
@@ -33,11 +37,15 @@ class DepthwiseRows final : public Kernel {
     const auto& [depth, height, width] = problem.axes;
     phases_ = std::ssize(maps[2].targets);
     cells_ = ceil_div(width.output(), phases_);
-    lead_ = round_up(std::max<std::int64_t>(-maps[2].lowest, 0), kMostLanes);
-    const std::int64_t past = std::max<std::int64_t>(maps[2].highest, 0) + 2 * kMostLanes;
-    line_ = round_up(lead_ + std::max(width.input, cells_ + past), kMostLanes) + kMostLanes;
+    lowest_ = std::min<std::int64_t>(maps[2].lowest, 0);
+    highest_ = std::max<std::int64_t>(maps[2].highest, 0);
+    piece_ = cells_ > 2 * kPiece ? kPiece : cells_;
+    lead_ = round_up(-lowest_, kMostLanes);
+    const std::int64_t past = highest_ + 2 * kMostLanes;
+    line_ = round_up(lead_ + std::max(one_piece() ? width.input : 0, piece_ + past), kMostLanes) + kMostLanes;
     std::vector<const AxisTarget*> in_order(phases_);
     for (const AxisTarget& target : maps[2].targets) in_order[target.lattice.first] = &target;
+    const std::vector<RowStep> of_row = steps_of_row(in_order);
     // Rows of the output, and what they read.
     const auto targets_of = [](const AxisMap& map, std::int64_t size) {
       std::vector<std::pair<const AxisTarget*, std::int64_t>> all(size);
@@ -51,24 +59,24 @@ class DepthwiseRows final : public Kernel {
     for (const auto& [in_depth, d] : targets_of(maps[0], depth.output())) {
       for (const auto& [in_height, h] : targets_of(maps[1], height.output())) {
         Row row;
-        for (const AxisTarget* const phase : in_order) {
-          terms_.push_back(std::ssize(offsets_));
-          for (const AxisTap& kd : in_depth->taps) {
-            for (const AxisTap& kh : in_height->taps) {
-              const std::int64_t z = d + kd.offset;
-              const std::int64_t y = h + kh.offset;
-              if (z < 0 || z >= depth.input || y < 0 || y >= height.input) continue;
-              const std::int64_t source = z * height.input + y;
-              row.first_source = std::min(row.first_source, source);
-              row.last_source = std::max(row.last_source, source);
-              for (const AxisTap& kw : phase->taps) {
-                offsets_.push_back(source * line_ + lead_ + kw.offset);
-                places_.push_back((kd.tap * height.kernel + kh.tap) * width.kernel + kw.tap);
-              }
+        row.first_step = std::ssize(steps_);
+        for (const AxisTap& kd : in_depth->taps) {
+          for (const AxisTap& kh : in_height->taps) {
+            const std::int64_t z = d + kd.offset;
+            const std::int64_t y = h + kh.offset;
+            if (z < 0 || z >= depth.input || y < 0 || y >= height.input) continue;
+            const std::int64_t source = z * height.input + y;
+            row.first_source = std::min(row.first_source, source);
+            row.last_source = std::max(row.last_source, source);
+            const std::int64_t tap = (kd.tap * height.kernel + kh.tap) * width.kernel;
+            for (RowStep step : of_row) {
+              step.offset += source * line_ + lead_;
+              for (std::int32_t& place : step.places) place += place < 0 ? 0 : static_cast<std::int32_t>(tap);
+              steps_.push_back(step);
             }
           }
         }
-        terms_.push_back(std::ssize(offsets_));
+        row.last_step = std::ssize(steps_);
         const auto index = std::ssize(rows_);
         row.place =
             index / height.output() * problem.output_strides[2] + index % height.output() * problem.output_strides[3];
@@ -82,19 +90,35 @@ class DepthwiseRows final : public Kernel {
     const auto* const bias = problem_.bias ? static_cast<const E*>(buffers.bias) : nullptr;
     const std::int64_t bands = std::ssize(bands_);
     const bool past_caches = exceeds_caches(problem_.output_sizes(), sizeof(E));
-    const std::int64_t tasks = problem_.batch * problem_.in_channels * bands;
+    const std::int64_t pieces = ceil_div(cells_, piece_);
+    const std::int64_t tasks = problem_.batch * problem_.in_channels * bands * pieces;
     // A few bands at a time: one may take less than a microsecond.
-    const std::int64_t together = std::max<std::int64_t>(kMostSource / std::max<std::int64_t>(band_work(), 1), 1);
+    const std::int64_t work = band_work() / pieces;
+    const std::int64_t together = std::max<std::int64_t>(kMostSource / std::max<std::int64_t>(work, 1), 1);
     for_each_task(execution, ceil_div(tasks, together), [&](std::int64_t group) {
+      thread_local Memory memory;
+      bool cleared = false;
       for (std::int64_t task = group * together; task < std::min((group + 1) * together, tasks); ++task) {
-        const std::int64_t channel = task / bands % problem_.in_channels;
-        const std::int64_t image = task / bands / problem_.in_channels;
+        const std::int64_t first_cell = task % pieces * piece_;
+        const Band& band = bands_[task / pieces % bands];
+        const std::int64_t channel = task / pieces / bands % problem_.in_channels;
+        const std::int64_t image = task / pieces / bands / problem_.in_channels;
         const auto place = [&](const Strides& strides) { return image * strides[0] + channel * strides[1]; };
         T first = 0;
         if (bias != nullptr) element_ops<E, T>().load(bias + channel, 1, &first, 1, 1);
-        run_band(static_cast<const E*>(buffers.input) + place(problem_.input_strides),
-                 static_cast<const E*>(buffers.weight) + channel * problem_.weight_strides[0], first,
-                 static_cast<E*>(buffers.output) + place(problem_.output_strides), bands_[task % bands], past_caches);
+        // What surrounds whole rows is the same for all of them.
+        T* const source = memory.source.get(most_sources_ * line_);
+        if (one_piece() && !cleared) std::fill_n(source, most_sources_ * line_, T{0});
+        cleared = true;
+        load_source(static_cast<const E*>(buffers.input) + place(problem_.input_strides), band, first_cell, source);
+        WeighLine<T> job;
+        job.weights =
+            load_weights(static_cast<const E*>(buffers.weight) + channel * problem_.weight_strides[0], memory);
+        job.from = band.sources() > 0 ? source - band.first_source * line_ : source;
+        job.phases = phases_;
+        job.bias = first;
+        run_band(job, static_cast<E*>(buffers.output) + place(problem_.output_strides), band, first_cell, past_caches,
+                 memory);
       }
       if (past_caches) hwy::FlushStream();  // before another thread reads the results
     });
@@ -110,12 +134,17 @@ class DepthwiseRows final : public Kernel {
     std::int64_t place = 0;  // in the output
     std::int64_t first_source = std::numeric_limits<std::int64_t>::max();
     std::int64_t last_source = -1;
+    std::int64_t first_step = 0;
+    std::int64_t last_step = 0;
   };
   struct Band {
     std::int64_t begin = 0;  // rows of the output
     std::int64_t end = 0;
     std::int64_t first_source = std::numeric_limits<std::int64_t>::max();
     std::int64_t last_source = -1;
+
+    std::int64_t first_alike = 0;
+    std::int64_t last_alike = 0;
 
     std::int64_t sources() const { return last_source < first_source ? 0 : last_source - first_source + 1; }
     void add(const Row& row) {
@@ -124,13 +153,33 @@ class DepthwiseRows final : public Kernel {
       last_source = std::max(last_source, row.last_source);
     }
   };
+  struct Alike {
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+    std::int64_t to_step = 0;
+  };
   struct Memory {
     Scratch<T> source;
     Scratch<T> results;
     Scratch<T> weights;
   };
 
+  bool one_piece() const { return piece_ == cells_; }
   std::int64_t band_work() const { return std::ssize(rows_) * phases_ * cells_ / std::ssize(bands_); }
+
+  // What the phases of a row read of one row of the input, from right to left: as the taps of each phase do.
+  static std::vector<RowStep> steps_of_row(const std::vector<const AxisTarget*>& phases) {
+    std::map<std::int64_t, RowStep, std::greater<>> by_offset;
+    for (std::size_t p = 0; p < phases.size(); ++p) {
+      for (const AxisTap& tap : phases[p]->taps) {
+        RowStep none{tap.offset, {-1, -1, -1, -1}};
+        by_offset.try_emplace(tap.offset, none).first->second.places[p] = static_cast<std::int32_t>(tap.tap);
+      }
+    }
+    std::vector<RowStep> steps;
+    for (const auto& [offset, step] : by_offset) steps.push_back(step);
+    return steps;
+  }
 
   // Bands of rows of the output that read about kMostSource elements.
   void cut_bands() {
@@ -146,11 +195,46 @@ class DepthwiseRows final : public Kernel {
         bands_.back() = more;
       }
     }
+    for (Band& band : bands_) {
+      most_sources_ = std::max(most_sources_, band.sources());
+      find_alike(band);
+    }
   }
 
+  // Rows of a band of which each is computed from the next row of the input, the one before it being a stride above.
+  void find_alike(Band& band) {
+    band.first_alike = std::ssize(alike_);
+    const std::int64_t stride = problem_.axes[1].stride;
+    std::vector<bool> done(band.end - band.begin);
+    for (std::int64_t first = band.begin; first < band.end; ++first) {
+      if (done[first - band.begin]) continue;
+      Alike rows{first, 1, 0};
+      for (std::int64_t r = first + stride; r < band.end && follows(rows_[r - stride], rows_[r]); r += stride) {
+        const std::int64_t step = rows_[r].place - rows_[r - stride].place;
+        if (rows.count > 1 && step != rows.to_step) break;
+        rows.to_step = step;
+        done[r - band.begin] = true;
+        ++rows.count;
+      }
+      alike_.push_back(rows);
+    }
+    band.last_alike = std::ssize(alike_);
+  }
+
+  bool follows(const Row& a, const Row& b) const {
+    return std::equal(steps_.begin() + a.first_step, steps_.begin() + a.last_step, steps_.begin() + b.first_step,
+                      steps_.begin() + b.last_step, [this](const RowStep& x, const RowStep& y) {
+                        return x.offset + line_ == y.offset && x.places == y.places;
+                      });
+  }
+
+  // The weights of a channel, side by side.
   const T* load_weights(const E* weight, Memory& memory) const {
     const auto& [depth, height, width] = problem_.axes;
     const Strides& strides = problem_.weight_strides;
+    if constexpr (std::is_same_v<E, T>) {
+      if (strides[4] == 1 && strides[3] == width.kernel && strides[2] == height.kernel * width.kernel) return weight;
+    }
     T* const weights = memory.weights.get(depth.kernel * height.kernel * width.kernel);
     T* to = weights;
     const ElementOps<E, T>& ops = element_ops<E, T>();
@@ -162,83 +246,147 @@ class DepthwiseRows final : public Kernel {
     return weights;
   }
 
-  // source: rows [first, last] of the image, with zeros around them.
-  void load_source(const E* image, std::int64_t first, std::int64_t last, T* source) const {
+  // The rows of the image that a band reads or, of long rows, what a piece of their cells reads with zeros around it.
+  void load_source(const E* image, const Band& band, std::int64_t first_cell, T* source) const {
     const Strides& strides = problem_.input_strides;
     const std::int64_t width = problem_.axes[2].input;
     const std::int64_t height = problem_.axes[1].input;
+    const std::int64_t begin = one_piece() ? 0 : std::min(std::max<std::int64_t>(first_cell + lowest_, 0), width);
+    const std::int64_t end = one_piece() ? width : std::clamp(first_cell + piece_ + highest_, begin, width);
+    T* const from = source + lead_ - first_cell;  // position 0
     const ElementOps<E, T>& ops = element_ops<E, T>();
-    for (std::int64_t row = first; row <= last; ++row, source += line_) {
-      std::fill_n(source, lead_, T{0});
-      ops.load(image + row / height * strides[2] + row % height * strides[3], 1, source + lead_, 1, width);
-      std::fill(source + lead_ + width, source + line_, T{0});
+    for (std::int64_t i = 0; i < band.sources(); ++i) {
+      const std::int64_t row = band.first_source + i;
+      const E* const values = image + row / height * strides[2] + row % height * strides[3] + begin;
+      T* const to = from + i * line_;
+      if constexpr (std::is_same_v<E, T>) {
+        std::copy_n(values, end - begin, to + begin);
+      } else {
+        ops.load(values, 1, to + begin, 1, end - begin);
+      }
+      if (one_piece()) continue;
+      std::fill(source + i * line_, to + begin, T{0});
+      std::fill(to + end, source + (i + 1) * line_, T{0});
     }
   }
 
-  void run_band(const E* image, const E* weight, T bias, E* output, const Band& band, bool past_caches) const {
-    thread_local Memory memory;
-    const DepthwiseOps<E, T>& ops = depthwise_ops<E, T>();
-    const std::int64_t first = band.first_source;
-    const std::int64_t last = band.last_source;
-    T* const source = memory.source.get(std::max<std::int64_t>(band.sources(), 1) * line_);
-    if (last >= first) load_source(image, first, last, source);
-    WeighRow<T> job;
-    job.weights = load_weights(weight, memory);
-    job.from = last >= first ? source - first * line_ : source;
-    job.phases = phases_;
-    job.cells = cells_;
-    job.bias = bias;
-    job.offsets = offsets_.data();
-    job.places = places_.data();
+  void run_band(WeighLine<T> job, E* output, const Band& band, std::int64_t first_cell, bool past_caches,
+                Memory& memory) const {
+    const DepthwiseRowOps<E, T>& ops = depthwise_row_ops<E, T>();
     const std::int64_t width = problem_.axes[2].output();
-    // Rows that follow each other in memory are stored together, long ones piece by piece.
-    const std::int64_t most = std::max<std::int64_t>(kMostTogether / width, 1);
-    const std::int64_t piece = most > 1 ? cells_ : kMostTogether / kMostPhases;
-    constexpr std::int64_t kLine = 64 / sizeof(T);
-    T* const results = memory.results.get(2 * kMostTogether + 2 * kMostLanes * kMostPhases + kLine);
-    for (std::int64_t r = band.begin; r < band.end;) {
-      E* const to = output + rows_[r].place;
-      // As far from a cache line as it will be in the tensor.
-      const auto from_line = [](const E* place) {
-        return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(place) / sizeof(E)) % kLine;
-      };
-      if (most == 1) {
-        job.terms = terms_.data() + r * (phases_ + 1);
-        for (std::int64_t j = 0; j < cells_; j += piece) {
-          WeighRow<T> part = job;
-          part.from += j;
-          part.cells = std::min(piece, cells_ - j);
-          part.to = results + from_line(to + j * phases_);
-          ops.weigh_row(part);
-          ops.put_row(part.to, to + j * phases_, std::min(piece * phases_, width - j * phases_), past_caches);
+    job.cells = std::min(piece_, cells_ - first_cell);
+    const std::int64_t count = std::min(width - first_cell * phases_, job.cells * phases_);  // elements of a row
+    // Rows that follow each other in memory are stored together.
+    const std::int64_t most = one_piece() ? std::max<std::int64_t>(kMostTogether / width, 1) : 1;
+    T* const results =
+        memory.results.get(std::max(most * width, job.cells * phases_) + kLine + 2 * kMostLanes * kMostRowPhases);
+    if constexpr (std::is_same_v<E, T>) {
+      if (one_piece() && has_whole_vectors(output, past_caches, ops.lanes)) {
+        job.past_caches = past_caches;
+        job.from_step = line_;
+        for (std::int64_t i = band.first_alike; i < band.last_alike; ++i) {
+          const Row& row = rows_[alike_[i].first];
+          set_steps(job, row);
+          job.to = output + row.place;
+          job.rows = alike_[i].count;
+          job.to_step = alike_[i].to_step;
+          ops.weigh_line(job);
         }
-        ++r;
-        continue;
+        return;
       }
-      T* const from = results + from_line(to);
-      std::int64_t count = 0;
-      do {
-        job.terms = terms_.data() + r * (phases_ + 1);
-        job.to = from + count * width;
-        ops.weigh_row(job);
-        ++count;
-        ++r;
-      } while (r < band.end && count < most && output + rows_[r].place == to + count * width);
-      ops.put_row(from, to, count * width, past_caches);
     }
+    for (std::int64_t r = band.begin; r < band.end;) {
+      E* const to = output + rows_[r].place + first_cell * phases_;
+      if constexpr (std::is_same_v<E, T>) {
+        if (count >= kLongRow * phases_ && (!past_caches || cells_to_line(to, ops.lanes) >= 0)) {
+          run_row(ops, job, rows_[r], to, count, past_caches, results);
+          ++r;
+          continue;
+        }
+      }
+      // As far from a cache line as they will be in the tensor.
+      T* const from = results + from_line(to);
+      std::int64_t rows = 0;
+      do {
+        set_steps(job, rows_[r]);
+        job.to = from + rows * width;
+        ops.weigh_line(job);
+        ++rows;
+        ++r;
+      } while (r < band.end && rows < most && output + rows_[r].place == to + rows * width);
+      ops.put_row(from, to, (rows - 1) * width + count, past_caches);
+    }
+  }
+
+  static constexpr std::int64_t kLine = 64 / sizeof(T);
+  static std::int64_t from_line(const E* place) {
+    return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(place) / sizeof(E)) % kLine;
+  }
+
+  void set_steps(WeighLine<T>& job, const Row& row) const {
+    job.steps = steps_.data() + row.first_step;
+    job.last = steps_.data() + row.last_step;
+  }
+
+  // Whether rows are whole vectors of cells and, where they go past the caches, whole cache lines.
+  bool has_whole_vectors(const E* output, bool past_caches, std::int64_t lanes) const {
+    const std::int64_t width = problem_.axes[2].output();
+    if (width % (lanes * phases_) != 0) return false;
+    const auto whole = [](std::int64_t elements) { return elements % kLine == 0; };
+    return !past_caches || (whole(from_line(output)) && whole(lanes * phases_) && whole(problem_.output_strides[2]) &&
+                            whole(problem_.output_strides[3]));
+  }
+
+  // Cells before the first that begins a cache line; -1: none does, or vectors of cells are no lines.
+  std::int64_t cells_to_line(const E* to, std::int64_t lanes) const {
+    for (std::int64_t cells = 0; cells < kLine && lanes * phases_ % kLine == 0; ++cells) {
+      if (from_line(to + cells * phases_) == 0) return cells;
+    }
+    return -1;
+  }
+
+  // Some cells of a row by way of the cache, up to a line that is stored past it; lines; and the cells behind them.
+  void run_row(const DepthwiseRowOps<E, T>& ops, WeighLine<T> job, const Row& row, T* to, std::int64_t count,
+               bool past_caches, T* results) const {
+    set_steps(job, row);
+    const auto through_results = [&](std::int64_t cells, std::int64_t elements) {
+      job.cells = cells;
+      job.to = results;
+      job.past_caches = false;
+      ops.weigh_line(job);
+      std::copy_n(results, elements, to);
+    };
+    const auto go_on = [&](std::int64_t cells) {
+      job.from += cells;
+      to += cells * phases_;
+      count -= cells * phases_;
+    };
+    if (const std::int64_t before = past_caches ? cells_to_line(to, ops.lanes) : 0; before > 0) {
+      through_results(before, before * phases_);
+      go_on(before);
+    }
+    const std::int64_t whole = count / phases_ / ops.lanes * ops.lanes;
+    job.cells = whole;
+    job.to = to;
+    job.past_caches = past_caches;
+    ops.weigh_line(job);
+    go_on(whole);
+    if (count > 0) through_results(ceil_div(count, phases_), count);
   }
 
   Problem problem_;
   std::int64_t phases_ = 1;
-  std::int64_t cells_ = 0;  // of a row
-  std::int64_t lead_ = 0;   // zeros before a copied row
-  std::int64_t line_ = 0;   // from one to the next
+  std::int64_t cells_ = 0;   // of a row
+  std::int64_t piece_ = 0;   // cells computed at a time
+  std::int64_t lowest_ = 0;  // what the first tap and the last one read beside a cell
+  std::int64_t highest_ = 0;
+  std::int64_t lead_ = 0;  // zeros before a copied row
+  std::int64_t line_ = 0;  // from one to the next
+  std::int64_t most_sources_ = 1;
   std::vector<Row> rows_;
   std::vector<Band> bands_;
-  std::vector<std::int64_t> terms_;  // [row][phase]: where they begin, and the end
-  // Terms of the sums: where they are read in the copied image, and the tap.
-  std::vector<std::int64_t> offsets_;
-  std::vector<std::int64_t> places_;
+  std::vector<RowStep> steps_;
+  std::vector<Alike> alike_;
 };
 
 }  // namespace
@@ -267,7 +415,7 @@ Proposal propose_depthwise_rows(const Problem& problem) {
     }
   }
   const std::int64_t longest = std::max(problem.axes[2].input, problem.axes[2].output());
-  if (std::ssize(phases) > kMostPhases || rows * taps > kMostTerms || longest > kLongestRow ||
+  if (std::ssize(phases) > kMostRowPhases || rows * taps > kMostTerms || longest > kLongestRow ||
       maps[2].highest - maps[2].lowest > kLongestRow) {
     return Proposal::decline("needs few phases and rows that are not too long");
   }

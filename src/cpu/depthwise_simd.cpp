@@ -199,75 +199,9 @@ void correlate(const CorrelateCells<E, T>& job) {
   }
 }
 
-// kVectors vectors of cells from cell j on.
-template <int kPhases, int kVectors, typename T>
-HWY_INLINE void weigh_piece(const WeighRow<T>& job, std::int64_t j) {
-  const hn::ScalableTag<T> tag;
-  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  hn::Vec<decltype(tag)> sums[kPhases][kVectors];
-  const T* const from = job.from + j;
-#pragma GCC unroll 4
-  for (int p = 0; p < kPhases; ++p) {
-    for (int v = 0; v < kVectors; ++v) sums[p][v] = hn::Set(tag, job.bias);
-    const std::int64_t end = job.terms[p + 1];
-    for (std::int64_t t = job.terms[p]; t < end; ++t) {
-      const auto weight = hn::Set(tag, job.weights[job.places[t]]);
-      const T* const place = from + job.offsets[t];
-      for (int v = 0; v < kVectors; ++v) {
-        sums[p][v] = hn::MulAdd(hn::LoadU(tag, place + v * kLanes), weight, sums[p][v]);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    T* const to = job.to + (j + v * kLanes) * kPhases;
-    if constexpr (kPhases == 1) hn::StoreU(sums[0][v], tag, to);
-    if constexpr (kPhases == 2) hn::StoreInterleaved2(sums[0][v], sums[1][v], tag, to);
-    if constexpr (kPhases == 3) hn::StoreInterleaved3(sums[0][v], sums[1][v], sums[2][v], tag, to);
-    if constexpr (kPhases == 4) hn::StoreInterleaved4(sums[0][v], sums[1][v], sums[2][v], sums[3][v], tag, to);
-  }
-}
-
-template <int kPhases, typename T>
-void weigh_phases(const WeighRow<T>& job) {
-  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  constexpr int kTogether = kPhases > 2 ? 2 : 4;
-  std::int64_t j = 0;
-  for (; j + kTogether * kLanes <= job.cells; j += kTogether * kLanes) weigh_piece<kPhases, kTogether>(job, j);
-  for (; j < job.cells; j += kLanes) weigh_piece<kPhases, 1>(job, j);
-}
-
-template <typename T>
-void weigh_row(const WeighRow<T>& job) {
-  switch (job.phases) {
-    case 1: return weigh_phases<1>(job);
-    case 2: return weigh_phases<2>(job);
-    case 3: return weigh_phases<3>(job);
-    default: return weigh_phases<4>(job);
-  }
-}
-
-template <typename E, typename T>
-void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
-  std::int64_t i = 0;
-  if constexpr (std::is_same_v<E, T>) {
-    const hn::ScalableTag<T> tag;
-    constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-    if (past_caches) {
-      for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
-      for (; i + 64 / static_cast<std::int64_t>(sizeof(T)) <= count; i += 64 / sizeof(T)) {
-        for (std::int64_t v = 0; v < 64 / static_cast<std::int64_t>(sizeof(T)); v += kLanes) {
-          hn::Stream(hn::LoadU(tag, from + i + v), tag, to + i + v);
-        }
-      }
-    }
-  }
-  for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
-}
-
 template <typename E, typename T>
 DepthwiseOps<E, T> make_depthwise_ops() {
-  return {weigh<E, T>, correlate<E, T>, weigh_row<T>, put_row<E, T>};
+  return {weigh<E, T>, correlate<E, T>};
 }
 
 const DepthwiseOps<float, float>& float_depthwise() {

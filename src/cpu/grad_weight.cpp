@@ -6,7 +6,9 @@
 // another place.
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "core/parallel.h"
@@ -36,6 +38,7 @@ constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
 constexpr std::int64_t kFewestInputs = 32;         // of a block where taps are rows
 constexpr std::int64_t kFewestCells = 128;         // of a tile there
 constexpr std::int64_t kLongTapRow = 4;            // taps that are rows of a product by themselves
+constexpr std::int64_t kFewestInRow = 12;          // cells that are read in place
 constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
 constexpr std::int64_t kMostAlternating = 4;       // phases of a row that are read together
 constexpr double kMostFilled = 1.1;                // a line that is longer than its cells by more is closed up
@@ -120,6 +123,9 @@ class GradWeight final : public Kernel {
         tiling_(std::move(tiling)),
         window_(blocking.taps_are_rows ? Window(problem, tiling_.shape()) : Window()),
         blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)) {
+    in_place_ = blocking.along_inputs && !blocking.taps_are_rows && blocking.interleaved == 1 &&
+                problem.input_strides[1] == 1 && problem.output_strides[1] == 1 &&
+                tiling_.shape().block[2] >= kFewestInRow;
     // Where a tile is whole images, all are the same.
     if (blocking.taps_are_rows && tiling_.shape().tiles_along == Triple{1, 1, 1} && problem.batch > 0) {
       const Tile tile = tiling_.tile(0);
@@ -171,6 +177,14 @@ class GradWeight final : public Kernel {
         sum_tile_by_taps(tiling_.tile(index), input_view, grad_view.data, block, memory);
       }
       return;
+    }
+    if constexpr (std::is_same_v<E, T>) {
+      if (in_place_ && channels.inputs % math.lanes == 0) {
+        for (std::int64_t index = first_tile; index < last_tile; ++index) {
+          sum_tile_in_place(tiling_.tile(index), channels, input_view.data, grad_view.data, block, memory);
+        }
+        return;
+      }
     }
     // An odd number of cache lines, so that rows do not fall into the same cache sets.
     const std::int64_t line_size = round_up(tiling_.longest(), 2 * kMostLanes) + kMostLanes;
@@ -232,6 +246,63 @@ class GradWeight final : public Kernel {
                      offsets, sums);
           } else {
             dot(math, phase, channels, tile.length, lines[i], line_size, packed_input + tiling_.lead(), offsets, sums);
+          }
+        }
+      }
+    }
+  }
+
+  // One tile, where both tensors are rows of the product as they are. Each tap takes the cells at which it reads
+  // something.
+  void sum_tile_in_place(const Tile& tile, const ChannelBlock& channels, const T* input, const T* grad, T* block,
+                         Memory& memory) const {
+    const MathOps<T>& math = math_ops<T>();
+    const auto size = math.tile_for_cells(channels.outputs, channels.inputs);
+    const std::int64_t panel = size.vectors * math.lanes;
+    std::int64_t* const rows = memory.offsets.get(channels.outputs);
+    std::iota(rows, rows + channels.outputs, std::int64_t{0});
+    const auto& source = tiling_.sources()[0];
+    std::vector<std::int64_t> grad_places;
+    std::vector<std::int64_t> input_places;
+    for (std::size_t p = 0; p < tiling_.phases().size(); ++p) {
+      const PhaseTile& phase = tiling_.phases()[p];
+      const Triple count = tiling_.cells_of(tile, phase);
+      const auto taps = static_cast<std::int64_t>(phase.taps.size());
+      for (std::int64_t t = 0; t < taps; ++t) {
+        Triple target_base{};
+        Triple source_base{};
+        Triple extent{};
+        for (int a = 0; a < kSpatialAxes; ++a) {
+          const std::int64_t shift = tile.begin[a] + phase.taps[t].shift[a];
+          const std::int64_t low = std::clamp<std::int64_t>(-shift, 0, count[a]);
+          extent[a] = std::clamp<std::int64_t>(source[a].count - shift, low, count[a]) - low;
+          target_base[a] = tile.begin[a] + low;
+          source_base[a] = shift + low;
+        }
+        const Runs from(tiling_, tile, phase.lattice, target_base, extent, problem_.output_strides);
+        const Runs with(tiling_, tile, source, source_base, extent, problem_.input_strides);
+        if (from.count() == 0 || from.all().empty()) continue;
+        grad_places.clear();
+        input_places.clear();
+        for (const Runs::Run& run : from.all()) grad_places.push_back(run.tensor);
+        for (const Runs::Run& run : with.all()) input_places.push_back(run.tensor);
+        MultiplyTaps<T> job;
+        job.a = grad;
+        job.a_places = grad_places.data();
+        job.a_step = from.tensor_step();
+        job.b_places = input_places.data();
+        job.b_step = with.tensor_step();
+        job.parts = std::ssize(grad_places);
+        job.depth = from.count();
+        job.c_step = taps * blocking_.inputs;
+        T* const sums = block + blocks_.phase_begin(p) + t * blocking_.inputs;
+        for (std::int64_t n = 0; n < channels.inputs; n += panel) {
+          job.b = input + n;
+          const std::int64_t vectors = panel_width(math, panel, channels.inputs, n) / math.lanes;
+          for (std::int64_t m = 0; m < channels.outputs; m += size.rows) {
+            job.a_rows = rows + m;
+            job.c = sums + m * job.c_step + n;
+            math.multiply_taps[std::min(size.rows, channels.outputs - m) - 1][vectors - 1](job);
           }
         }
       }
@@ -365,11 +436,12 @@ class GradWeight final : public Kernel {
     const Runs runs = source_runs(tiling_, tile, tiling_.sources()[0], view.strides);
     const std::int64_t groups = blocking_.interleaved;
     const std::int64_t columns = view.channels * groups;
+    const bool around = tiling_.reads_around() || !runs.is_one_run(tile.length);  // or nothing but the cells is read
     for (std::int64_t n = 0; n < columns; n += panel) {
       const std::int64_t width = panel_width(math, panel, columns, n);
       const std::int64_t channels = std::min(panel, columns - n) / groups;
       T* const to = packed + n * tiling_.plane_size();
-      std::fill_n(to, width * tiling_.plane_size(), T{0});
+      if (around || width > columns - n) std::fill_n(to, width * tiling_.plane_size(), T{0});
       load_runs(View<const E>{view.data + n / groups * view.strides[1], view.strides, channels}, runs,
                 PackedSteps{1, width, groups, problem_.in_channels_per_group()}, to + tiling_.lead() * width);
     }
@@ -446,6 +518,7 @@ class GradWeight final : public Kernel {
   Problem problem_;
   SumBlocking blocking_;
   Tiling tiling_;
+  bool in_place_ = false;  // both tensors can be
   // Where taps are rows: what they read, and which of them read what in a tile of whole images.
   Window window_;
   std::vector<TapRows> whole_;

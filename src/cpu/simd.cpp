@@ -48,7 +48,8 @@ HWY_INLINE void load_sums(D tag, const T* c, std::int64_t c_step, hn::Vec<D> (&s
 template <typename T, int kTileRows, int kVectors, class D>
 HWY_INLINE void begin_sums(D tag, const T* initial, hn::Vec<D> (&sums)[kTileRows][kVectors]) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {  // unrolled, so that sums stay in registers
     const auto first = initial == nullptr ? hn::Zero(tag) : hn::LoadU(tag, initial + v * lanes);
 #pragma GCC unroll 16
     for (int m = 0; m < kTileRows; ++m) sums[m][v] = first;

@@ -84,6 +84,14 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells)
       for (const Lattice& w : width.sources) sources_.push_back({d, h, w});
     }
   }
+  for (const PhaseTile& phase : phases_) {
+    for (const Tap& tap : phase.taps) {
+      for (int a = 0; a < kSpatialAxes; ++a) {
+        const bool own = tap.shift[a] == 0 && phase.lattice[a].count <= sources_[tap.source][a].count;
+        reads_own_cell_ = reads_own_cell_ && own;
+      }
+    }
+  }
   lead_ = round_up(-lowest, 16);
   plane_size_ = round_up(lead_ + std::max(shape_.images * shape_.image_step, longest() + highest) + kSlack, 16);
   // An odd number of cache lines, so that the same cell of neighbouring channels does not fall into the same cache set.
@@ -110,6 +118,13 @@ Triple Tiling::cells_of(const Tile& tile, const PhaseTile& phase) const {
     count[a] = std::clamp<std::int64_t>(phase.lattice[a].count - tile.begin[a], 0, tile.count[a]);
   }
   return count;
+}
+
+bool Tiling::alike(const Tile& a, const Tile& b) const {
+  if (a.images != b.images) return false;
+  if (a.begin == b.begin) return true;  // of other images
+  if (!reads_own_cell_) return false;
+  return std::ranges::all_of(phases_, [&](const PhaseTile& phase) { return cells_of(a, phase) == cells_of(b, phase); });
 }
 
 std::vector<std::int64_t> Tiling::taps_of_row(const Tile& tile, const PhaseTile& phase, std::int64_t d,

@@ -81,6 +81,12 @@ class Tiling {
   std::vector<Segment> segments_of_tensor(const Tile& tile, const PhaseTile& phase) const;
   std::int64_t place_on_line(const Segment& segment) const;
 
+  // Whether tiles differ in nothing but where they begin.
+  bool alike(const Tile& a, const Tile& b) const;
+  // Whether most tiles are like the first one: they are whole images, or every tap reads the cell itself, at every cell
+  // of its phase.
+  bool mostly_alike() const { return reads_own_cell_ || shape_.tiles_along == Triple{1, 1, 1}; }
+
   // Cells of a phase in a tile, along each axis.
   Triple cells_of(const Tile& tile, const PhaseTile& phase) const;
 
@@ -113,6 +119,7 @@ class Tiling {
   std::int64_t batch_;
   TileShape shape_;
   bool reads_around_ = false;
+  bool reads_own_cell_ = true;
   std::int64_t lead_ = 0;
   std::int64_t plane_size_ = 0;
   std::int64_t all_taps_ = 0;

@@ -159,8 +159,8 @@ TEST(Columns, ASampleDoesNotDependOnItsBatch) {
   }
 }
 
-// grad_input of many cells and channels: a task has some input channels instead of a split of the columns. The bits are
-// those of splits, which a small batch keeps to.
+// grad_input of many channels: a task has some input channels instead of a split of the columns, whose sums would take
+// several times the memory of the tensors.
 TEST(Columns, TasksOfInputChannels) {
   Random random(37);
   const Problem problem = layer(Direction::grad_input, 40);
@@ -170,7 +170,7 @@ TEST(Columns, TasksOfInputChannels) {
   EXPECT_TRUE(check(problem, tensors));
   expect_threads_change_nothing(problem, "columns", random);
   expect_sample_alone_is_the_same(problem, "columns", 31, random);
-  EXPECT_GT(plan(layer(Direction::grad_input, 1), {}, "columns")->workspace_bytes, 0U);
+  EXPECT_EQ(plan(layer(Direction::grad_input, 1), {}, "columns")->workspace_bytes, 0U);
 }
 
 TEST(Columns, SaysWhyNot) {

@@ -47,6 +47,14 @@ Problem random_rows(Random& random) {
   if (problem.rank == 1 && chance(random, 0.3)) {  // rows that are stored piece by piece
     problem.axes[2].input = uniform(random, 2000, 4000);
     problem.groups = problem.in_channels = problem.out_channels = uniform(random, 1, 3);
+  } else if (problem.rank > 1 && chance(random, 0.4)) {  // rows that are whole vectors, of which some do the same
+    const std::int64_t stride = std::int64_t{1} << uniform(random, 0, 2);
+    const std::int64_t padding = uniform(random, 0, 2);
+    problem.axes[2] = {16 * uniform(random, 1, 3), stride + 2 * padding, stride, 1, padding, padding, 0};
+    problem.axes[1] = {uniform(random, 3, 12), uniform(random, 1, 4), uniform(random, 1, 2), 1, 0, 0, 0};
+    problem.axes[1].output_padding = uniform(random, 0, problem.axes[1].stride - 1);
+    problem.axes[1].pad_begin = problem.axes[1].pad_end = problem.axes[1].kernel / 2;
+    problem.groups = problem.in_channels = problem.out_channels = uniform(random, 1, 20);
   }
   const auto with_gaps = [&](Sizes sizes) {
     if (chance(random, 0.3)) sizes[uniform(random, 1, 4)] += 3;

@@ -116,6 +116,11 @@ std::vector<Problem> channels_last_problems(Direction direction) {
   problems.push_back(layer(direction, DType::f32, 1, {64, 96, 2}, {one, {6, 3, 5, 2, 1, 1, 0}, {7, 2, 2, 1, 0, 0, 0}}));
   problems.push_back(
       layer(direction, DType::f32, 2, {32, 32, 4}, {one, {9, 3, 2, 1, 1, 1, 1}, {13, 5, 2, 1, 2, 2, 0}}));
+  // kernel == stride: tiles that are alike, and some that are not; gradients of weights in place.
+  problems.push_back(
+      layer(direction, DType::f32, 3, {64, 48, 1}, {one, {21, 2, 2, 1, 0, 0, 1}, {37, 2, 2, 1, 0, 0, 0}}));
+  problems.push_back(layer(direction, DType::f64, 1, {32, 16, 1},
+                           {Axis{5, 2, 2, 1, 0, 0, 0}, {9, 1, 1, 1, 0, 0, 0}, {29, 3, 3, 1, 1, 0, 2}}));
   // Weights that outweigh the tensors, for several tiles.
   problems.push_back(
       layer(direction, DType::f32, 1, {128, 32, 1}, {one, {40, 4, 2, 1, 1, 1, 0}, {24, 4, 2, 1, 1, 1, 0}}));

@@ -1,0 +1,233 @@
+#include "cpu/depthwise_rows_simd.h"
+
+#include "cpu/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/depthwise_rows_simd.cpp"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>  // includes this file once per instruction set
+#include <hwy/highway.h>
+
+#include <type_traits>
+
+#include "cpu/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tconv::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Vectors of kPhases phases side by side.
+template <int kPhases, class D>
+HWY_INLINE void store_phases(D tag, const hn::Vec<D> (&phases)[kPhases], hn::TFromD<D>* to) {
+  if constexpr (kPhases == 1) hn::StoreU(phases[0], tag, to);
+  if constexpr (kPhases == 2) hn::StoreInterleaved2(phases[0], phases[1], tag, to);
+  if constexpr (kPhases == 3) hn::StoreInterleaved3(phases[0], phases[1], phases[2], tag, to);
+  if constexpr (kPhases == 4) hn::StoreInterleaved4(phases[0], phases[1], phases[2], phases[3], tag, to);
+}
+
+template <int kPhases, bool kPastCaches, class D>
+HWY_INLINE void put_phases(D tag, const hn::Vec<D> (&phases)[kPhases], hn::TFromD<D>* to) {
+  if constexpr (kPastCaches && kPhases == 1) {
+    hn::Stream(phases[0], tag, to);
+  } else if constexpr (kPastCaches) {
+    constexpr std::int64_t kLanes = hn::MaxLanes(D());
+    HWY_ALIGN hn::TFromD<D> together[kPhases * kLanes];
+    store_phases<kPhases>(tag, phases, together);
+#pragma GCC unroll 4
+    for (int p = 0; p < kPhases; ++p) hn::Stream(hn::Load(tag, together + p * kLanes), tag, to + p * kLanes);
+  } else {
+    store_phases<kPhases>(tag, phases, to);
+  }
+}
+
+// kVectors vectors of cells from cell j on. What several phases read is loaded once: most loads cross a cache line.
+template <int kPhases, int kVectors, bool kPastCaches, typename T>
+HWY_INLINE void weigh_piece(const WeighLine<T>& job, std::int64_t j) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  using V = hn::Vec<decltype(tag)>;
+  V sums[kVectors][kPhases];
+  const V bias = hn::Set(tag, job.bias);
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kPhases; ++p) sums[v][p] = bias;
+  }
+  const T* const from = job.from + j;
+  for (const RowStep* step = job.steps; step != job.last; ++step) {
+    V cells[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) cells[v] = hn::LoadU(tag, from + step->offset + v * kLanes);
+#pragma GCC unroll 4
+    for (int p = 0; p < kPhases; ++p) {
+      if (step->places[p] < 0) continue;
+      const V weight = hn::Set(tag, job.weights[step->places[p]]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[v][p] = hn::MulAdd(cells[v], weight, sums[v][p]);
+    }
+  }
+  T* const to = job.to + j * kPhases;
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) put_phases<kPhases, kPastCaches>(tag, sums[v], to + v * kPhases * kLanes);
+}
+
+// The same for a vector of cells of several rows, whose weights stay in registers: kSteps of them.
+template <int kPhases, int kSteps, bool kPastCaches, typename T>
+HWY_INLINE void weigh_column(const WeighLine<T>& job, std::int64_t j) {
+  const hn::ScalableTag<T> tag;
+  using V = hn::Vec<decltype(tag)>;
+  V weights[kSteps][kPhases];
+  std::int64_t offsets[kSteps];
+  bool reads[kSteps][kPhases];
+#pragma GCC unroll 8
+  for (int s = 0; s < kSteps; ++s) {
+    offsets[s] = job.steps[s].offset;
+#pragma GCC unroll 4
+    for (int p = 0; p < kPhases; ++p) {
+      const std::int32_t place = job.steps[s].places[p];
+      reads[s][p] = place >= 0;
+      weights[s][p] = hn::Set(tag, place >= 0 ? job.weights[place] : T{0});
+    }
+  }
+  const V bias = hn::Set(tag, job.bias);
+  const T* from = job.from + j;
+  T* to = job.to + j * kPhases;
+  for (std::int64_t row = 0; row < job.rows; ++row, from += job.from_step, to += job.to_step) {
+    V sums[kPhases];
+#pragma GCC unroll 4
+    for (int p = 0; p < kPhases; ++p) sums[p] = bias;
+#pragma GCC unroll 8
+    for (int s = 0; s < kSteps; ++s) {
+      const V cells = hn::LoadU(tag, from + offsets[s]);
+#pragma GCC unroll 4
+      for (int p = 0; p < kPhases; ++p) {
+        if (reads[s][p]) sums[p] = hn::MulAdd(cells, weights[s][p], sums[p]);
+      }
+    }
+    put_phases<kPhases, kPastCaches>(tag, sums, to);
+  }
+}
+
+template <int kPhases, bool kPastCaches, typename T>
+void weigh_cells(WeighLine<T> job) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr int kTogether = kPhases > 2 ? 2 : 4;
+  for (std::int64_t row = 0; row < job.rows; ++row, job.from += job.from_step, job.to += job.to_step) {
+    std::int64_t j = 0;
+    for (; j + kTogether * kLanes <= job.cells; j += kTogether * kLanes) {
+      weigh_piece<kPhases, kTogether, kPastCaches>(job, j);
+    }
+    for (; j < job.cells; j += kLanes) weigh_piece<kPhases, 1, kPastCaches>(job, j);
+  }
+}
+
+template <int kPhases, int kSteps, bool kPastCaches, typename T>
+void weigh_columns(const WeighLine<T>& job) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  for (std::int64_t j = 0; j < job.cells; j += kLanes) weigh_column<kPhases, kSteps, kPastCaches>(job, j);
+}
+
+template <int kPhases, bool kPastCaches, typename T>
+void weigh_rows(const WeighLine<T>& job) {
+  constexpr std::int64_t kFewestRows = 4;  // for which weights are worth loading ahead
+  if (job.rows >= kFewestRows && kPhases != 3) {
+    switch (job.last - job.steps) {
+      case 1: return weigh_columns<kPhases, 1, kPastCaches>(job);
+      case 2: return weigh_columns<kPhases, 2, kPastCaches>(job);
+      case 3: return weigh_columns<kPhases, 3, kPastCaches>(job);
+      case 4: return weigh_columns<kPhases, 4, kPastCaches>(job);
+      case 6: return weigh_columns<kPhases, 6, kPastCaches>(job);
+      default: break;
+    }
+  }
+  weigh_cells<kPhases, kPastCaches>(job);
+}
+
+template <int kPhases, typename T>
+HWY_INLINE void weigh_phases(const WeighLine<T>& job) {
+  job.past_caches ? weigh_rows<kPhases, true>(job) : weigh_rows<kPhases, false>(job);
+}
+
+template <typename T>
+void weigh_line(const WeighLine<T>& job) {
+  switch (job.phases) {
+    case 1: return weigh_phases<1>(job);
+    case 2: return weigh_phases<2>(job);
+    case 3: return weigh_phases<3>(job);
+    default: return weigh_phases<4>(job);
+  }
+}
+
+template <typename E, typename T>
+void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
+  std::int64_t i = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    const hn::ScalableTag<T> tag;
+    constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+    if (past_caches) {
+      for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
+      for (; i + 64 / static_cast<std::int64_t>(sizeof(T)) <= count; i += 64 / sizeof(T)) {
+        for (std::int64_t v = 0; v < 64 / static_cast<std::int64_t>(sizeof(T)); v += kLanes) {
+          hn::Stream(hn::LoadU(tag, from + i + v), tag, to + i + v);
+        }
+      }
+    }
+  }
+  for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
+}
+
+template <typename E, typename T>
+DepthwiseRowOps<E, T> make_row_ops() {
+  return {static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>())), weigh_line<T>, put_row<E, T>};
+}
+
+const DepthwiseRowOps<float, float>& float_rows() {
+  static const auto ops = make_row_ops<float, float>();
+  return ops;
+}
+const DepthwiseRowOps<double, double>& double_rows() {
+  static const auto ops = make_row_ops<double, double>();
+  return ops;
+}
+const DepthwiseRowOps<Float16, float>& float16_rows() {
+  static const auto ops = make_row_ops<Float16, float>();
+  return ops;
+}
+const DepthwiseRowOps<BFloat16, float>& bfloat16_rows() {
+  static const auto ops = make_row_ops<BFloat16, float>();
+  return ops;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tconv::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tconv::cpu {
+
+HWY_EXPORT(float_rows);
+HWY_EXPORT(double_rows);
+HWY_EXPORT(float16_rows);
+HWY_EXPORT(bfloat16_rows);
+
+template <>
+const DepthwiseRowOps<float, float>& depthwise_row_ops<float, float>() {
+  return HWY_DYNAMIC_DISPATCH(float_rows)();
+}
+template <>
+const DepthwiseRowOps<double, double>& depthwise_row_ops<double, double>() {
+  return HWY_DYNAMIC_DISPATCH(double_rows)();
+}
+template <>
+const DepthwiseRowOps<Float16, float>& depthwise_row_ops<Float16, float>() {
+  return HWY_DYNAMIC_DISPATCH(float16_rows)();
+}
+template <>
+const DepthwiseRowOps<BFloat16, float>& depthwise_row_ops<BFloat16, float>() {
+  return HWY_DYNAMIC_DISPATCH(bfloat16_rows)();
+}
+
+}  // namespace tconv::cpu
+#endif

@@ -1,0 +1,48 @@
+// The inner loops of layers with one channel a group whose rows lie side by side: vectors run along the row.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace tconv::cpu {
+
+inline constexpr int kMostRowPhases = 4;  // that are interleaved in registers
+
+// What the phases of a row do with one vector of cells: those with a place >= 0 have a tap that reads it.
+struct RowStep {
+  std::int64_t offset = 0;                            // from a cell to what is read
+  std::array<std::int32_t, kMostRowPhases> places{};  // of the weights
+};
+
+// Cells of a row, put together from their phases:
+//   to[j phases + p] = bias + sum over the steps of  from[offset + j] weights[places[p]]
+// in the order of the steps. Reads and writes whole vectors of cells. Several rows may do the same, each from_step and
+// to_step behind the last.
+template <typename T>
+struct WeighLine {
+  const T* from = nullptr;
+  const T* weights = nullptr;
+  const RowStep* steps = nullptr;
+  const RowStep* last = nullptr;
+  std::int64_t phases = 1;
+  std::int64_t cells = 0;
+  T* to = nullptr;
+  T bias = 0;
+  bool past_caches = false;  // rows of `to` begin cache lines, and nobody reads them soon
+  std::int64_t rows = 1;
+  std::int64_t from_step = 0;
+  std::int64_t to_step = 0;
+};
+
+template <typename E, typename T>
+struct DepthwiseRowOps {
+  std::int64_t lanes = 1;
+  void (*weigh_line)(const WeighLine<T>& job) = nullptr;
+  // to[i] = from[i], rounded; from lies as far from a cache line as to does, where elements are of the same type.
+  void (*put_row)(const T* from, E* to, std::int64_t count, bool past_caches) = nullptr;
+};
+
+template <typename E, typename T>
+const DepthwiseRowOps<E, T>& depthwise_row_ops();
+
+}  // namespace tconv::cpu
