@@ -1,7 +1,7 @@
-// The "depthwise" family: one channel a group, channels side by side in memory (channels-last). Nothing is packed but
-// the weights, as [tap][channel]; a vector holds channels, and every position is a short sum over its taps:
-//   forward, grad_input:  target[j][c] = sum over taps of  source[j + offset(tap)][c] weight[tap][c]
-//   grad_weight:          grad_weight[tap][c] = sum over j of  input[j][c] grad_output[j + offset(tap)][c]
+// The "depthwise" family: one channel a group. Here, forward where channels lie side by side in memory (channels-last).
+// Nothing is packed but the weights, as [tap][channel]; a vector holds channels, and every position is a short sum over
+// its taps:
+//   output[j][c] = bias[c] + sum over taps of  input[j + offset(tap)][c] weight[tap][c]
 // Rows of positions are read where they lie. Those at the borders, which fewer taps reach, go one by one.
 #include <hwy/cache_control.h>
 
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/axis_map.h"
+#include "cpu/depthwise_pieces.h"
 #include "cpu/depthwise_simd.h"
 #include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
@@ -21,222 +22,72 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kFewestChannels = 8;
-constexpr std::int64_t kTasksWanted = 16;
-constexpr std::int64_t kMostPartials = std::int64_t{1} << 20;  // elements of all partial sums of grad_weight
 
 template <typename E, typename T>
 class Depthwise final : public Kernel {
  public:
-  Depthwise(const Problem& problem, AxisMaps maps) : problem_(problem), maps_(std::move(maps)) {
-    const bool forward = problem.direction == Direction::forward;
-    target_strides_ = forward ? problem.output_strides : problem.input_strides;
-    source_strides_ = forward ? problem.input_strides : problem.output_strides;
-    for (int a = 0; a < 2; ++a) {
-      for (const AxisTarget& target : maps_[a].targets) {
-        for (std::int64_t j = 0; j < target.lattice.count; ++j) {
-          rows_[a].push_back({target.lattice.first + j * target.lattice.step, j, &target});
-        }
-      }
-      std::sort(rows_[a].begin(), rows_[a].end(), [](const Row& x, const Row& y) { return x.position < y.position; });
-    }
+  Depthwise(const Problem& problem, AxisMaps maps)
+      : problem_(problem), pieces_(problem, std::move(maps), problem.input_strides, problem.in_channels) {
     for (const Axis& axis : problem.axes) taps_ *= axis.kernel;
-    row_count_ = problem.batch * static_cast<std::int64_t>(rows_[0].size() * rows_[1].size());
-    splits_ = std::clamp<std::int64_t>(std::min(row_count_, kMostPartials / std::max<std::int64_t>(weights(), 1)), 1,
-                                       kTasksWanted);
   }
 
-  // The order of the rows refers to the maps.
-  Depthwise(const Depthwise&) = delete;
-  Depthwise& operator=(const Depthwise&) = delete;
-
-  std::size_t workspace_bytes() const {
-    return (problem_.direction == Direction::grad_weight ? splits_ : 1) * weights() * sizeof(T);
-  }
+  std::size_t workspace_bytes() const { return taps_ * channels() * sizeof(T); }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
-    T* const workspace = static_cast<T*>(buffers.workspace);
-    if (problem_.direction == Direction::grad_weight) return run_grad_weight(buffers, workspace, execution);
-    const bool forward = problem_.direction == Direction::forward;
-    for_each_weight(static_cast<const E*>(buffers.weight), [&](const E* weight, std::int64_t tap) {
-      element_ops<E, T>().load(weight, problem_.weight_strides[0], workspace + tap * channels(), 1, channels());
-    });
-    WeighCells<E, T> job;
-    job.weights = workspace;
-    job.from_step = maps_[2].sources[0].step * source_strides_[4];
-    job.channels = channels();
-    job.bias = problem_.bias && forward ? static_cast<const E*>(buffers.bias) : nullptr;
-    const E* const source = static_cast<const E*>(forward ? buffers.input : buffers.output);
-    E* const target = static_cast<E*>(forward ? buffers.output : buffers.input);
-    const Sizes sizes = forward ? problem_.output_sizes() : problem_.input_sizes();
-    job.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(target, sizes, target_strides_);
-    parallel_for(execution, row_count_, grain(), [&](std::int64_t begin, std::int64_t end) {
-      WeighCells<E, T> own = job;
-      std::vector<RowTap> taps;
-      for (std::int64_t row = begin; row < end; ++row) {
-        const auto [from, to] = enter_row(row, taps);
-        for_each_piece(taps, [&](const AxisTarget& width, std::int64_t first, std::int64_t cells, const Taps& pieces) {
-          own.from = source + from;
-          own.to = target + to + (width.lattice.first + first * width.lattice.step) * target_strides_[4];
-          own.to_step = width.lattice.step * target_strides_[4];
-          own.cells = cells;
-          own.offsets = pieces.offsets.data();
-          own.places = pieces.places.data();
-          own.taps = static_cast<std::int64_t>(pieces.offsets.size());
-          depthwise_ops<E, T>().weigh(own);
+    T* const weights = static_cast<T*>(buffers.workspace);
+    DepthwisePieces::for_each_weight(
+        problem_, static_cast<const E*>(buffers.weight), [&](const E* weight, std::int64_t tap) {
+          element_ops<E, T>().load(weight, problem_.weight_strides[0], weights + tap * channels(), 1, channels());
         });
+    const Strides& input_strides = problem_.input_strides;
+    const Strides& output_strides = problem_.output_strides;
+    WeighCells<E, T> job;
+    job.weights = weights;
+    job.from_step = pieces_.maps()[2].sources[0].step * input_strides[4];
+    job.channels = channels();
+    job.bias = problem_.bias ? static_cast<const E*>(buffers.bias) : nullptr;
+    const E* const input = static_cast<const E*>(buffers.input);
+    E* const output = static_cast<E*>(buffers.output);
+    const Sizes sizes = problem_.output_sizes();
+    job.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(output, sizes, output_strides);
+    parallel_for(execution, pieces_.row_count(), grain(), [&](std::int64_t begin, std::int64_t end) {
+      WeighCells<E, T> own = job;
+      std::vector<DepthwisePieces::RowTap> row_taps;
+      DepthwisePieces::Taps taps;
+      for (std::int64_t row = begin; row < end; ++row) {
+        const DepthwisePieces::RowAt at = pieces_.enter_row(row, row_taps);
+        pieces_.for_each_piece(
+            row_taps, taps,
+            [&](const AxisTarget& width, std::int64_t first, std::int64_t cells, const DepthwisePieces::Taps& reach) {
+              own.from = input + at.image * input_strides[0];
+              own.to = output + at.in(output_strides) +
+                       (width.lattice.first + first * width.lattice.step) * output_strides[4];
+              own.to_step = width.lattice.step * output_strides[4];
+              own.cells = cells;
+              own.offsets = reach.offsets.data();
+              own.places = reach.places.data();
+              own.taps = std::ssize(reach.offsets);
+              depthwise_ops<E, T>().weigh(own);
+            });
       }
       if (own.past_caches) hwy::FlushStream();  // before another thread reads the results
     });
   }
 
   std::string describe() const override {
-    return std::to_string(row_count_) + " rows, vectors along channels, " + target_name();
+    return std::to_string(pieces_.row_count()) + " rows, vectors along channels, " + target_name();
   }
 
  private:
-  struct Row {
-    std::int64_t position;
-    std::int64_t cell;  // of its lattice
-    const AxisTarget* target;
-  };
-  // Taps in depth and height that a row reads: where their rows begin in the source, and in the weights.
-  struct RowTap {
-    std::int64_t offset;
-    std::int64_t place;
-  };
-  struct Taps {
-    std::vector<std::int64_t> offsets;
-    std::vector<std::int64_t> places;
-  };
-  struct Places {
-    std::int64_t source;
-    std::int64_t target;
-  };
-
   std::int64_t channels() const { return problem_.in_channels; }
-  std::int64_t weights() const { return taps_ * channels(); }
   // Rows that are worth a thread.
   std::int64_t grain() const {
-    return std::max<std::int64_t>((1 << 14) / std::max<std::int64_t>(maps_[2].cells * channels(), 1), 1);
-  }
-
-  template <typename Visit>
-  void for_each_weight(auto* weight, const Visit& visit) const {
-    const Strides& strides = problem_.weight_strides;
-    const auto& [depth, height, width] = problem_.axes;
-    std::int64_t tap = 0;
-    for (std::int64_t d = 0; d < depth.kernel; ++d) {
-      for (std::int64_t h = 0; h < height.kernel; ++h) {
-        for (std::int64_t w = 0; w < width.kernel; ++w) {
-          visit(weight + d * strides[2] + h * strides[3] + w * strides[4], tap++);
-        }
-      }
-    }
-  }
-
-  // Where the image of a row begins in the source and the row itself in the target, and the taps that reach it.
-  Places enter_row(std::int64_t index, std::vector<RowTap>& taps) const {
-    const auto heights = static_cast<std::int64_t>(rows_[1].size());
-    const auto depths = static_cast<std::int64_t>(rows_[0].size());
-    const Row& height = rows_[1][index % heights];
-    const Row& depth = rows_[0][index / heights % depths];
-    const std::int64_t image = index / (heights * depths);
-    taps.clear();
-    for (const AxisTap& kd : depth.target->taps) {
-      const Lattice& in_depth = maps_[0].sources[kd.source];
-      const std::int64_t d = depth.cell + kd.offset;
-      if (d < 0 || d >= in_depth.count) continue;
-      for (const AxisTap& kh : height.target->taps) {
-        const Lattice& in_height = maps_[1].sources[kh.source];
-        const std::int64_t h = height.cell + kh.offset;
-        if (h < 0 || h >= in_height.count) continue;
-        taps.push_back({(in_depth.first + d * in_depth.step) * source_strides_[2] +
-                            (in_height.first + h * in_height.step) * source_strides_[3],
-                        (kd.tap * problem_.axes[1].kernel + kh.tap) * problem_.axes[2].kernel * channels()});
-      }
-    }
-    return {image * source_strides_[0],
-            image * target_strides_[0] + depth.position * target_strides_[2] + height.position * target_strides_[3]};
-  }
-
-  // Calls visit(width target, first cell, cells, taps) for pieces of a row that the same taps reach.
-  template <typename Visit>
-  void for_each_piece(const std::vector<RowTap>& row_taps, const Visit& visit) const {
-    Taps taps;
-    for (const AxisTarget& width : maps_[2].targets) {
-      const std::int64_t count = width.lattice.count;
-      std::int64_t low = 0;  // low <= cell < high: all taps of the row reach it
-      std::int64_t high = count;
-      for (const AxisTap& tap : width.taps) {
-        low = std::max(low, -tap.offset);
-        high = std::min(high, maps_[2].sources[tap.source].count - tap.offset);
-      }
-      low = std::min(low, count);
-      high = std::max(high, low);
-      const auto piece = [&](std::int64_t first, std::int64_t cells) {
-        if (cells <= 0) return;
-        taps.offsets.clear();
-        taps.places.clear();
-        for (const RowTap& row : row_taps) {
-          for (const AxisTap& tap : width.taps) {
-            const Lattice& source = maps_[2].sources[tap.source];
-            const std::int64_t cell = first + tap.offset;
-            if (cell < 0 || cell >= source.count) continue;
-            taps.offsets.push_back(row.offset + (source.first + cell * source.step) * source_strides_[4]);
-            taps.places.push_back(row.place + tap.tap * channels());
-          }
-        }
-        visit(width, first, cells, taps);
-      };
-      for (std::int64_t j = 0; j < low; ++j) piece(j, 1);
-      piece(low, high - low);
-      for (std::int64_t j = high; j < count; ++j) piece(j, 1);
-    }
-  }
-
-  // Rows are cut into splits by the problem alone, and the splits are added in order.
-  void run_grad_weight(const Buffers& buffers, T* partials, const Execution& execution) const {
-    const auto* const input = static_cast<const E*>(buffers.input);
-    const auto* const grad = static_cast<const E*>(buffers.output);
-    for_each_task(execution, splits_, [&](std::int64_t split) {
-      CorrelateCells<E, T> job;
-      job.sums = partials + split * weights();
-      std::fill_n(job.sums, weights(), T{0});
-      job.a_step = target_strides_[4];
-      job.b_step = maps_[2].sources[0].step * source_strides_[4];
-      job.channels = channels();
-      std::vector<RowTap> taps;
-      for (std::int64_t row = row_count_ * split / splits_; row < row_count_ * (split + 1) / splits_; ++row) {
-        const auto [from, to] = enter_row(row, taps);
-        for_each_piece(taps,
-                       [&](const AxisTarget& /*width*/, std::int64_t first, std::int64_t cells, const Taps& pieces) {
-                         job.a = input + to + first * target_strides_[4];
-                         job.b = grad + from;
-                         job.cells = cells;
-                         job.offsets = pieces.offsets.data();
-                         job.places = pieces.places.data();
-                         job.taps = static_cast<std::int64_t>(pieces.offsets.size());
-                         depthwise_ops<E, T>().correlate(job);
-                       });
-      }
-    });
-    for (std::int64_t split = 1; split < splits_; ++split) {
-      const T* const more = partials + split * weights();
-      for (std::int64_t i = 0; i < weights(); ++i) partials[i] += more[i];
-    }
-    for_each_weight(static_cast<E*>(buffers.weight), [&](E* weight, std::int64_t tap) {
-      element_ops<E, T>().store(partials + tap * channels(), 1, weight, problem_.weight_strides[0], channels(), T{0});
-    });
+    return std::max<std::int64_t>((1 << 14) / std::max<std::int64_t>(pieces_.maps()[2].cells * channels(), 1), 1);
   }
 
   Problem problem_;
-  AxisMaps maps_;
-  Strides target_strides_{};  // grad_weight: the input is the target, position by position
-  Strides source_strides_{};
-  std::array<std::vector<Row>, 2> rows_;  // of depth and height, in the order of their positions
+  DepthwisePieces pieces_;
   std::int64_t taps_ = 1;
-  std::int64_t row_count_ = 0;
-  std::int64_t splits_ = 1;
 };
 
 // Whether the lattices of an axis are all of its positions.
@@ -256,14 +107,15 @@ Proposal propose_depthwise(const Problem& problem, const DeviceProperties& /*dev
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
     return Proposal::decline("needs at least one element");
   }
+  const bool forward = problem.direction == Direction::forward;
   if (problem.input_strides[1] != 1 || problem.output_strides[1] != 1 || problem.in_channels < kFewestChannels) {
-    return propose_depthwise_rows(problem);
+    return forward ? propose_depthwise_rows(problem) : propose_depthwise_row_gradients(problem);
   }
+  if (!forward) return propose_depthwise_gradients(problem);
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {
-    const bool forward = problem.direction == Direction::forward;
-    maps[a] = forward ? map_from_output(problem.axes[a]) : map_from_input(problem.axes[a]);
-    if (maps[a].sources.empty() || !is_covered(maps[a], forward ? problem.axes[a].output() : problem.axes[a].input)) {
+    maps[a] = map_from_output(problem.axes[a]);
+    if (maps[a].sources.empty() || !is_covered(maps[a], problem.axes[a].output())) {
       return Proposal::decline("needs a tap for every output");
     }
   }
