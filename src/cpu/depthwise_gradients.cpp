@@ -1,18 +1,16 @@
 // The "depthwise" family, gradients where channels lie side by side (channels-last). Row by row of the input; what a row
-// reads of the gradient of the output is used for both gradients, and the rows that the next one reads are asked for
-// meanwhile. A vector holds channels:
-//   grad_input[j][c]    = sum over taps of  grad_output[j + offset(tap)][c] weight[tap][c]
-//   grad_weight[tap][c] = sum over j of     grad_output[j + offset(tap)][c] input[j][c]
+// reads of the gradient of the output is used for both gradients, and what the next one reads is asked for meanwhile. A
+// vector holds channels:
+//   grad_input[j][c]    = sum over taps of  grad_output[j stride - padding + tap dilation][c] weight[tap][c]
+//   grad_weight[tap][c] = sum over j of     grad_output[j stride - padding + tap dilation][c] input[j][c]
 #include <hwy/cache_control.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
-#include "cpu/axis_map.h"
 #include "cpu/caches.h"
 #include "cpu/depthwise_gradients_simd.h"
-#include "cpu/depthwise_pieces.h"
-#include "cpu/depthwise_simd.h"
 #include "cpu/panels.h"
 #include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
@@ -25,28 +23,38 @@ namespace {
 
 constexpr std::int64_t kMostSplits = 32;       // of the rows, each with sums of its own
 constexpr std::int64_t kShareOfPartials = 32;  // of the tensors, at most
-constexpr std::int64_t kMostStrips = 64;
+
+// The taps of an axis that bring cell j to the output: [first, last).
+std::pair<std::int64_t, std::int64_t> taps_that_reach(const Axis& axis, std::int64_t j) {
+  const std::int64_t place = j * axis.stride - axis.pad_begin;
+  const std::int64_t first = place >= 0 ? 0 : std::min(ceil_div(-place, axis.dilation), axis.kernel);
+  const std::int64_t room = axis.output() - place;
+  const std::int64_t last = room <= 0 ? 0 : std::min(ceil_div(room, axis.dilation), axis.kernel);
+  return {first, std::max(first, last)};
+}
 
 template <typename E, typename T>
 class DepthwiseGradients final : public Kernel {
  public:
-  DepthwiseGradients(const Problem& problem, const AxisMaps& maps)
-      : problem_(problem),
-        tap_size_(round_up(problem.in_channels, kMostLanes)),
-        pieces_(problem, maps, problem.output_strides, tap_size_) {
-    for (const Axis& axis : problem.axes) taps_ *= axis.kernel;
-    const std::int64_t elements = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-    splits_ = std::min(pieces_.row_count(), elements / kShareOfPartials / std::max<std::int64_t>(weights(), 1));
-    splits_ = std::clamp<std::int64_t>(splits_, 1, kMostSplits);
-    // What a row reads, and what the next one will read beyond that, fits half of the L2 cache.
-    const std::int64_t rows = problem.axes[0].kernel * (problem.axes[1].kernel + problem.axes[1].stride);
-    const std::int64_t row = rows * problem.axes[2].output() * static_cast<std::int64_t>(sizeof(E));
+  explicit DepthwiseGradients(const Problem& problem)
+      : problem_(problem), tap_size_(round_up(problem.in_channels, kMostLanes)) {
+    const auto& [depth, height, width] = problem.axes;
+    taps_ = depth.kernel * height.kernel * width.kernel;
+    // What the cells of a row read, and what those of the next one will read beyond that, fits half of the L2 cache.
     constexpr std::int64_t kLeast = std::max<std::int64_t>(kMostLanes, 64 / sizeof(E));
-    const std::int64_t fit = caches().l2_bytes / 2 / std::max<std::int64_t>(row, 1) / kLeast * kLeast;
-    block_ = std::clamp<std::int64_t>(fit, kLeast, std::max(kLeast, channels()));
-    if (block_ < channels()) block_ = round_up(ceil_div(channels(), ceil_div(channels(), block_)), kLeast);
+    constexpr std::int64_t kFewCells = 32;
+    const auto fit = static_cast<std::int64_t>(static_cast<double>(caches().l2_bytes) / 2 / sizeof(E) /
+                                               static_cast<double>(depth.kernel * width.stride) /
+                                               static_cast<double>(height.kernel + height.stride));
+    block_ = std::max(fit / std::min(width.input, kFewCells) / kLeast * kLeast, kLeast);
+    block_ = block_ >= channels() ? channels() : round_up(ceil_div(channels(), ceil_div(channels(), block_)), kLeast);
+    cut_row(std::max<std::int64_t>(fit / block_, 1));
+    units_ = problem.batch * std::ssize(segments_) * depth.input * height.input;
+    const std::int64_t elements = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+    splits_ = std::clamp<std::int64_t>(std::min(units_, elements / kShareOfPartials / weights()), 1, kMostSplits);
   }
 
+  // Weights, then the sums of every split.
   std::size_t workspace_bytes() const {
     const std::int64_t sums = problem_.direction == Direction::grad_weight ? splits_ : 0;
     return (sums + 1) * weights() * sizeof(T);
@@ -54,9 +62,9 @@ class DepthwiseGradients final : public Kernel {
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     if (problem_.direction == Direction::grad_input) {
-      compute(this, &buffers, nullptr, static_cast<T*>(buffers.workspace), execution);
+      compute(this, &buffers, nullptr, execution);
     } else {
-      compute(nullptr, nullptr, &buffers, static_cast<T*>(buffers.workspace), execution);
+      compute(nullptr, nullptr, &buffers, execution);
     }
   }
 
@@ -67,51 +75,125 @@ class DepthwiseGradients final : public Kernel {
         of_input.output != of_weight.output) {
       return false;
     }
-    compute(other, &of_input, &of_weight, static_cast<T*>(of_weight.workspace), execution);
+    compute(other, &of_input, &of_weight, execution);
     return true;
   }
 
   std::string describe() const override {
-    std::string text = std::to_string(pieces_.row_count()) + " rows, " + std::to_string(splits_) + " splits, ";
+    std::string text = std::to_string(units_) + " rows, " + std::to_string(splits_) + " splits, ";
     if (block_ < channels()) text += "blocks of " + std::to_string(block_) + " channels, ";
     return text + "vectors along channels, " + target_name();
   }
 
  private:
+  // Cells of a row that the same taps reach.
+  struct Piece {
+    std::int64_t first;
+    std::int64_t cells;
+    std::int64_t first_tap;
+    std::int64_t taps;
+  };
+  struct Segment {
+    std::int64_t begin;
+    std::int64_t end;
+    std::vector<Piece> pieces;
+  };
+  // A row, or a part of it, and the kernel rows that reach it.
+  struct Unit {
+    std::int64_t image = 0;
+    std::int64_t segment = 0;
+    std::int64_t depth = 0;
+    std::int64_t height = 0;
+    std::vector<KernelRow> rows;
+
+    std::int64_t in(const Strides& strides) const {
+      return image * strides[0] + depth * strides[2] + height * strides[3];
+    }
+  };
   struct Memory {
-    Scratch<T> row;
-    std::vector<DepthwisePieces::RowTap> taps;
-    std::vector<DepthwisePieces::RowTap> next_taps;
-    DepthwisePieces::Taps reach;
+    Scratch<T> results;
+    Unit now;
+    Unit next;
     std::vector<Strip> strips;
+  };
+  struct Job {
+    const E* grad = nullptr;
+    const E* input = nullptr;  // nullptr: no grad_weight
+    const T* weights = nullptr;
+    T* sums = nullptr;
+    E* results = nullptr;  // nullptr: no grad_input
+    Strides result_strides{};
+    bool past_caches = false;
+    std::int64_t first_channel = 0;
+    std::int64_t channels = 0;
   };
 
   std::int64_t channels() const { return problem_.in_channels; }
   std::int64_t weights() const { return taps_ * tap_size_; }
-  std::int64_t cells() const { return problem_.axes[2].input; }
 
-  // grad_input by `input`'s strides, or none (nullptr), and grad_weight by this one's, or none. Workspace: weights,
-  // then sums of every split. Rows are cut into splits by the problem alone, and the splits are added in order.
-  void compute(const DepthwiseGradients* input, const Buffers* of_input, const Buffers* of_weight, T* workspace,
+  void cut_row(std::int64_t most) {
+    const Axis& width = problem_.axes[2];
+    const std::int64_t count = ceil_div(width.input, most);
+    std::int64_t inner = 0;  // cells that all taps reach: [inner, outer)
+    while (inner < width.input && taps_that_reach(width, inner) != std::pair{std::int64_t{0}, width.kernel}) ++inner;
+    std::int64_t outer = width.input;
+    while (outer > inner && taps_that_reach(width, outer - 1) != std::pair{std::int64_t{0}, width.kernel}) --outer;
+    for (std::int64_t s = 0; s < count; ++s) {
+      Segment segment{width.input * s / count, width.input * (s + 1) / count, {}};
+      for (std::int64_t j = segment.begin; j < segment.end;) {
+        const auto [first, last] = taps_that_reach(width, j);
+        std::int64_t end = j >= inner && j < outer ? std::min(outer, segment.end) : j + 1;
+        while (end < segment.end && taps_that_reach(width, end) == std::pair{first, last}) ++end;
+        segment.pieces.push_back({j, end - j, first, last - first});
+        j = end;
+      }
+      segments_.push_back(std::move(segment));
+    }
+  }
+
+  // Rows follow each other, so that they find what they share in the cache.
+  void enter(std::int64_t index, Unit& unit) const {
+    const auto& [depth, height, width] = problem_.axes;
+    const auto segments = std::ssize(segments_);
+    unit.height = index % height.input;
+    unit.depth = index / height.input % depth.input;
+    unit.segment = index / (height.input * depth.input) % segments;
+    unit.image = index / (height.input * depth.input) / segments;
+    unit.rows.clear();
+    const auto [first_d, last_d] = taps_that_reach(depth, unit.depth);
+    const auto [first_h, last_h] = taps_that_reach(height, unit.height);
+    for (std::int64_t kd = first_d; kd < last_d; ++kd) {
+      const std::int64_t d = unit.depth * depth.stride - depth.pad_begin + kd * depth.dilation;
+      for (std::int64_t kh = first_h; kh < last_h; ++kh) {
+        const std::int64_t h = unit.height * height.stride - height.pad_begin + kh * height.dilation;
+        unit.rows.push_back({d * problem_.output_strides[2] + h * problem_.output_strides[3],
+                             (kd * height.kernel + kh) * width.kernel * tap_size_});
+      }
+    }
+  }
+
+  // grad_input by `input`'s strides, or none (nullptr), and grad_weight by this one's, or none. Rows are cut into splits
+  // by the problem alone, and the splits are added in order.
+  void compute(const DepthwiseGradients* input, const Buffers* of_input, const Buffers* of_weight,
                const Execution& execution) const {
+    T* const workspace = static_cast<T*>((of_weight != nullptr ? of_weight : of_input)->workspace);
+    T* const sums = workspace + weights();
     Job all;
-    all.grad = static_cast<const E*>(of_input != nullptr ? of_input->output : of_weight->output);
+    all.grad = static_cast<const E*>((of_weight != nullptr ? of_weight : of_input)->output);
     all.weights = workspace;
-    if (input != nullptr) {
+    if (of_weight != nullptr) all.input = static_cast<const E*>(of_weight->input);
+    if (of_input != nullptr) {
       const Problem& problem = input->problem_;
       all.result_strides = problem.input_strides;
       all.results = static_cast<E*>(of_input->input);
       const Sizes sizes = problem.input_sizes();
       all.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(all.results, sizes, problem.input_strides);
-      DepthwisePieces::for_each_weight(
-          problem, static_cast<const E*>(of_input->weight), [&](const E* weight, std::int64_t tap) {
-            T* const to = workspace + tap * tap_size_;
-            element_ops<E, T>().load(weight, problem.weight_strides[0], to, 1, channels());
-            std::fill(to + channels(), to + tap_size_, T{0});
-          });
+      for_each_weight(problem, static_cast<const E*>(of_input->weight), [&](const E* weight, std::int64_t tap) {
+        T* const to = workspace + tap * tap_size_;
+        element_ops<E, T>().load(weight, problem.weight_strides[0], to, 1, channels());
+        std::fill(to + channels(), to + tap_size_, T{0});
+      });
     }
-    T* const sums = workspace + weights();
-    if (of_weight != nullptr) all.input = static_cast<const E*>(of_weight->input);
     const std::int64_t blocks = ceil_div(channels(), block_);
     for_each_task(execution, splits_ * blocks, [&](std::int64_t task) {
       const std::int64_t split = task / blocks;
@@ -124,8 +206,7 @@ class DepthwiseGradients final : public Kernel {
           std::fill_n(job.sums + tap * tap_size_ + job.first_channel, round_up(job.channels, kMostLanes), T{0});
         }
       }
-      const std::int64_t rows = pieces_.row_count();
-      run_rows(job, rows * split / splits_, rows * (split + 1) / splits_);
+      run_units(job, units_ * split / splits_, units_ * (split + 1) / splits_);
       if (job.past_caches) hwy::FlushStream();  // before another thread reads the results
     });
     if (of_weight == nullptr) return;
@@ -133,134 +214,124 @@ class DepthwiseGradients final : public Kernel {
       const T* const more = sums + split * weights();
       for (std::int64_t i = 0; i < weights(); ++i) sums[i] += more[i];
     }
-    DepthwisePieces::for_each_weight(
-        problem_, static_cast<E*>(of_weight->weight), [&](E* weight, std::int64_t tap) {
-          element_ops<E, T>().store(sums + tap * tap_size_, 1, weight, problem_.weight_strides[0], channels(), T{0});
-        });
+    for_each_weight(problem_, static_cast<E*>(of_weight->weight), [&](E* weight, std::int64_t tap) {
+      element_ops<E, T>().store(sums + tap * tap_size_, 1, weight, problem_.weight_strides[0], channels(), T{0});
+    });
   }
 
-  struct Job {
-    const E* grad = nullptr;
-    const E* input = nullptr;
-    const T* weights = nullptr;
-    T* sums = nullptr;
-    E* results = nullptr;
-    Strides result_strides{};
-    bool past_caches = false;
-    std::int64_t first_channel = 0;
-    std::int64_t channels = 0;
-  };
+  template <typename Weight, typename Visit>
+  static void for_each_weight(const Problem& problem, Weight* weight, const Visit& visit) {
+    const Strides& strides = problem.weight_strides;
+    const auto& [depth, height, width] = problem.axes;
+    std::int64_t tap = 0;
+    for (std::int64_t d = 0; d < depth.kernel; ++d) {
+      for (std::int64_t h = 0; h < height.kernel; ++h) {
+        for (std::int64_t w = 0; w < width.kernel; ++w) {
+          visit(weight + d * strides[2] + h * strides[3] + w * strides[4], tap++);
+        }
+      }
+    }
+  }
 
-  void run_rows(const Job& job, std::int64_t begin, std::int64_t end) const {
+  void run_units(const Job& job, std::int64_t begin, std::int64_t end) const {
     thread_local Memory memory;
     const DepthwiseGradientOps<E, T>& ops = depthwise_gradient_ops<E, T>();
+    const Axis& width = problem_.axes[2];
     const Strides& grad_strides = problem_.output_strides;
     const Strides& input_strides = problem_.input_strides;
     const std::int64_t c = job.first_channel;
-    T* const row = memory.row.get(cells() * job.channels);
-    Ahead ahead;
     GradientCells<E, T> part;
-    part.grad_step = pieces_.maps()[2].sources[0].step * grad_strides[4];
+    part.cell_step = width.stride * grad_strides[4];
+    part.tap_step = width.dilation * grad_strides[4];
     part.input_step = input_strides[4];
-    part.weights = job.weights + c;
+    part.tap_size = tap_size_;
     part.channels = job.channels;
-    part.result_step = job.channels;
-    part.sums = job.sums == nullptr ? nullptr : job.sums + c;
-    part.ahead = &ahead;
-    DepthwisePieces::RowAt at = pieces_.enter_row(begin, memory.taps);
-    for (std::int64_t r = begin; r < end; ++r) {
-      DepthwisePieces::RowAt next{};
+    enter(begin, memory.now);
+    for (std::int64_t u = begin; u < end; ++u) {
       memory.strips.clear();
-      if (r + 1 < end) {
-        next = pieces_.enter_row(r + 1, memory.next_taps);
-        plan_ahead(job, at, next, memory, ahead);
+      if (u + 1 < end) {
+        enter(u + 1, memory.next);
+        plan_ahead(job, memory);
+      }
+      memory.strips.emplace_back();
+      part.ahead = memory.strips.data();
+      const Unit& unit = memory.now;
+      const Segment& segment = segments_[unit.segment];
+      const std::int64_t cells = segment.end - segment.begin;
+      T* const results = memory.results.get(cells * round_up(job.channels, kMostLanes));
+      part.result_step = cells * kMostLanes;
+      part.rows = unit.rows.data();
+      part.row_count = std::ssize(unit.rows);
+      for (const Piece& piece : segment.pieces) {
+        const std::int64_t place = piece.first * width.stride - width.pad_begin + piece.first_tap * width.dilation;
+        part.grad = job.grad + unit.image * grad_strides[0] + place * grad_strides[4] + c;
+        if (job.input != nullptr) {
+          part.input = job.input + unit.in(input_strides) + piece.first * input_strides[4] + c;
+          part.sums = job.sums + piece.first_tap * tap_size_ + c;
+        }
+        part.weights = job.weights + piece.first_tap * tap_size_ + c;
+        if (job.results != nullptr) part.results = results + (piece.first - segment.begin) * kMostLanes;
+        part.taps = piece.taps;
+        part.cells = piece.cells;
+        ops.cells(part);
+      }
+      if (job.results != nullptr) {
+        const Strides& strides = job.result_strides;
+        E* const to = job.results + unit.in(strides) + segment.begin * strides[4] + c;
+        ops.put_cells(results, part.result_step, to, strides[4], cells, job.channels, job.past_caches);
+      }
+      std::swap(memory.now, memory.next);
+    }
+  }
+
+  // What the next unit reads and this one does not, where all channels of its cells are read.
+  void plan_ahead(const Job& job, Memory& memory) const {
+    const Axis& width = problem_.axes[2];
+    const Unit& now = memory.now;
+    const Unit& next = memory.next;
+    const Segment& segment = segments_[next.segment];
+    const auto add = [&](const E* row, std::int64_t first, std::int64_t last, std::int64_t step) {
+      if (step != job.channels || first >= last) return;
+      const auto* const begin = reinterpret_cast<const char*>(row + first * step);
+      const auto* const end = reinterpret_cast<const char*>(row + last * step);
+      if (!memory.strips.empty() && memory.strips.back().end == begin) {
+        memory.strips.back().end = end;
       } else {
-        ahead = Ahead{};
-      }
-      pieces_.for_each_piece(memory.taps, memory.reach,
-                             [&](const AxisTarget& /*width*/, std::int64_t first, std::int64_t count,
-                                 const DepthwisePieces::Taps& reach) {
-                               part.grad = job.grad + at.image * grad_strides[0] + c;
-                               if (job.input != nullptr) {
-                                 part.input = job.input + at.in(input_strides) + first * input_strides[4] + c;
-                               }
-                               part.results = job.results == nullptr ? nullptr : row + first * job.channels;
-                               part.cells = count;
-                               part.offsets = reach.offsets.data();
-                               part.places = reach.places.data();
-                               part.taps = std::ssize(reach.offsets);
-                               ops.cells(part);
-                             });
-      if (job.results != nullptr) put(job, row, job.results + at.in(job.result_strides) + c);
-      at = next;
-      std::swap(memory.taps, memory.next_taps);
-    }
-  }
-
-  void put(const Job& job, const T* row, E* to) const {
-    const DepthwiseOps<E, T>& ops = depthwise_ops<E, T>();
-    const std::int64_t step = job.result_strides[4];
-    if (step == job.channels || cells() == 1) return ops.put_row(row, to, cells() * job.channels, job.past_caches);
-    for (std::int64_t j = 0; j < cells(); ++j) {
-      ops.put_row(row + j * job.channels, to + j * step, job.channels, job.past_caches);
-    }
-  }
-
-  // The lines that the next row reads and this one does not.
-  void plan_ahead(const Job& job, const DepthwisePieces::RowAt& at, const DepthwisePieces::RowAt& next, Memory& memory,
-                  Ahead& ahead) const {
-    std::int64_t lines = 0;
-    const auto add = [&](const E* first, std::int64_t count, std::int64_t step) {
-      constexpr std::int64_t kLine = 64;
-      const auto bytes = [](std::int64_t elements) { return elements * static_cast<std::int64_t>(sizeof(E)); };
-      const auto* const begin = reinterpret_cast<const char*>(first);
-      if (step < 0 || std::ssize(memory.strips) >= kMostStrips) return;
-      if (step <= job.channels || count == 1) {
-        memory.strips.push_back({begin, begin + bytes((count - 1) * step + job.channels), kLine});
-        lines += ceil_div(bytes((count - 1) * step + job.channels), kLine);
-        return;
-      }
-      for (std::int64_t line = 0; line < bytes(job.channels) && std::ssize(memory.strips) < kMostStrips;
-           line += kLine) {
-        memory.strips.push_back({begin + line, begin + line + bytes((count - 1) * step) + 1, bytes(step)});
-        lines += count;
+        memory.strips.push_back({begin, end});
       }
     };
     const Strides& grad_strides = problem_.output_strides;
-    for (const DepthwisePieces::RowTap& tap : memory.next_taps) {
-      const auto same = [&](const DepthwisePieces::RowTap& other) { return other.offset == tap.offset; };
-      if (next.image == at.image && std::any_of(memory.taps.begin(), memory.taps.end(), same)) continue;
-      add(job.grad + next.image * grad_strides[0] + tap.offset + job.first_channel, problem_.axes[2].output(),
-          grad_strides[4]);
+    const std::int64_t first = segment.begin * width.stride - width.pad_begin;
+    const std::int64_t last = (segment.end - 1) * width.stride - width.pad_begin + (width.kernel - 1) * width.dilation;
+    for (const KernelRow& row : next.rows) {
+      const auto same = [&](const KernelRow& other) { return other.offset == row.offset; };
+      if (next.image == now.image && next.segment == now.segment &&
+          std::any_of(now.rows.begin(), now.rows.end(), same)) {
+        continue;
+      }
+      add(job.grad + next.image * grad_strides[0] + row.offset, std::max<std::int64_t>(first, 0),
+          std::min(last + 1, width.output()), grad_strides[4]);
     }
     if (job.input != nullptr) {
-      add(job.input + next.in(problem_.input_strides) + job.first_channel, cells(), problem_.input_strides[4]);
+      add(job.input + next.in(problem_.input_strides), segment.begin, segment.end, problem_.input_strides[4]);
     }
-    const std::int64_t groups = ceil_div(std::ssize(memory.taps) * problem_.axes[2].kernel,
-                                         depthwise_gradient_ops<E, T>().taps_at_a_time);
-    const std::int64_t times = std::max<std::int64_t>(groups * cells() * ceil_div(job.channels, kMostLanes), 1);
-    ahead = {memory.strips.data(), std::ssize(memory.strips), ceil_div(lines, times)};
   }
 
   Problem problem_;
   std::int64_t tap_size_ = 1;  // elements of the weights, or the sums, of a tap
-  DepthwisePieces pieces_;
   std::int64_t taps_ = 1;
-  std::int64_t splits_ = 1;
   std::int64_t block_ = 1;  // channels
+  std::vector<Segment> segments_;
+  std::int64_t units_ = 0;
+  std::int64_t splits_ = 1;
 };
 
 }  // namespace
 
 Proposal propose_depthwise_gradients(const Problem& problem) {
-  AxisMaps maps;
-  for (int a = 0; a < kSpatialAxes; ++a) {
-    maps[a] = map_from_input(problem.axes[a]);
-    if (maps[a].sources.empty()) return Proposal::decline("needs a tap that reaches the output");
-  }
   return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
-    const auto kernel = std::make_shared<DepthwiseGradients<E, T>>(problem, maps);
+    const auto kernel = std::make_shared<DepthwiseGradients<E, T>>(problem);
     proposal.workspace_bytes = kernel->workspace_bytes();
     proposal.kernel = kernel;
     return proposal;

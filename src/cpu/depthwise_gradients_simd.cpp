@@ -23,17 +23,38 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Taps whose weights and sums stay in registers.
 constexpr int kTogether = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
 
-// The next lines, into the L2 cache.
-HWY_INLINE void ask(Ahead& ahead) {
-  for (std::int64_t i = 0; i < ahead.each_time; ++i) {
-    if (ahead.count == 0) return;
-    Strip& strip = *ahead.strips;
-    __builtin_prefetch(strip.at, 0, 2);
-    strip.at += strip.step;
-    if (strip.at < strip.end) continue;
-    ++ahead.strips;
-    --ahead.count;
+// Asks for the next lines of a strip, into the L2 cache, four at a time.
+class Asking {
+ public:
+  HWY_INLINE explicit Asking(Strip*& strips) {
+    while (strips->at >= strips->end && strips->end != nullptr) ++strips;
+    strip_ = strips;
+    at_ = strips->at;
+    end_ = strips->end;
   }
+  HWY_INLINE ~Asking() { strip_->at = at_; }
+  Asking(const Asking&) = delete;
+  Asking& operator=(const Asking&) = delete;
+
+  HWY_INLINE void ask() {
+    constexpr std::int64_t kLine = 64;
+    if (at_ >= end_) return;
+    for (int i = 0; i < 4; ++i) __builtin_prefetch(at_ + i * kLine, 0, 2);
+    at_ += 4 * kLine;
+  }
+
+ private:
+  Strip* strip_;
+  const char* at_;
+  const char* end_;
+};
+
+// Keeps a vector that is used twice in a register: GCC would rather load it twice.
+template <class V>
+HWY_INLINE void hold([[maybe_unused]] V& vector) {
+#if HWY_ARCH_X86 && HWY_COMPILER_GCC && HWY_TARGET != HWY_SCALAR
+  asm("" : "+v"(vector.raw));
+#endif
 }
 
 // `count` elements; zeros beyond them, where nothing is read.
@@ -52,19 +73,6 @@ HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, std::int64_t count) {
   }
 }
 
-template <bool kPartial, class D>
-HWY_INLINE void store_some(D tag, hn::Vec<D> vector, hn::TFromD<D>* to, std::int64_t count) {
-  if constexpr (!kPartial) {
-    hn::StoreU(vector, tag, to);
-  } else if constexpr (kMaskedStores) {
-    hn::BlendedStore(vector, hn::FirstN(tag, static_cast<std::size_t>(count)), tag, to);
-  } else {
-    hn::TFromD<D> values[hn::MaxLanes(D())];
-    hn::StoreU(vector, tag, values);
-    std::copy_n(values, count, to);
-  }
-}
-
 // What a call computes.
 template <bool kOfInput, bool kOfWeight>
 struct Wanted {
@@ -72,86 +80,137 @@ struct Wanted {
   static constexpr bool kWeight = kOfWeight;
 };
 
-// visit(std::integral_constant<int, kTaps>, first) for groups of taps.
-template <typename Visit>
-HWY_INLINE void for_each_group(std::int64_t taps, const Visit& visit) {
-  std::int64_t t = 0;
-  for (; t + kTogether <= taps; t += kTogether) visit(std::integral_constant<int, kTogether>(), t);
-  if constexpr (kTogether > 4) {
-    for (; t + 4 <= taps; t += 4) visit(std::integral_constant<int, 4>(), t);
-  }
-  for (; t + 2 <= taps; t += 2) visit(std::integral_constant<int, 2>(), t);
-  if (t < taps) visit(std::integral_constant<int, 1>(), t);
-}
-
-// kTaps taps of one vector of channels, of which `count` are there.
-template <int kTaps, class W, bool kPartial, typename E, typename T>
-HWY_INLINE void gradient_of_cells(const GradientCells<E, T>& job, std::int64_t t, std::int64_t c, std::int64_t count) {
+// Taps [t, t + kTaps) of the kernel rows [r, r + kRows), for one vector of channels, of which `count` are there. The
+// results of other taps are there already unless these are the first.
+template <int kRows, int kTaps, class W, bool kPartial, typename E, typename T>
+HWY_INLINE void taps_of_cells(GradientCells<E, T>& job, std::int64_t r, std::int64_t t, std::int64_t c,
+                              std::int64_t count) {
   const hn::ScalableTag<T> tag;
-  hn::Vec<decltype(tag)> weights[kTaps];
-  hn::Vec<decltype(tag)> sums[kTaps];
-  const E* grad[kTaps];
-  for (int i = 0; i < kTaps; ++i) {
-    grad[i] = job.grad + job.offsets[t + i] + c;
-    if constexpr (W::kInput) weights[i] = hn::LoadU(tag, job.weights + job.places[t + i] + c);
-    sums[i] = hn::Zero(tag);
-  }
-  const E* input = job.input + c;
-  T* results = job.results + c;
-  std::int64_t at = 0;
-  for (std::int64_t j = 0; j < job.cells; ++j, at += job.grad_step) {
-    ask(*job.ahead);
-    auto x = hn::Zero(tag);
-    auto result = hn::Zero(tag);
-    if constexpr (W::kWeight) x = load_some<kPartial>(tag, input, count);
-    if constexpr (W::kInput) {
-      if (t > 0) result = load_some<kPartial>(tag, results, count);
-    }
+  hn::Vec<decltype(tag)> weights[kRows][kTaps];
+  hn::Vec<decltype(tag)> sums[kRows][kTaps];
+  const E* grad[kRows];
+  for (int k = 0; k < kRows; ++k) {
+    grad[k] = job.grad + job.rows[r + k].offset + t * job.tap_step + c;
     for (int i = 0; i < kTaps; ++i) {
-      const auto g = load_some<kPartial>(tag, grad[i] + at, count);
-      if constexpr (W::kInput) result = hn::MulAdd(g, weights[i], result);
-      if constexpr (W::kWeight) sums[i] = hn::MulAdd(g, x, sums[i]);
+      const std::int64_t place = job.rows[r + k].place + (t + i) * job.tap_size + c;
+      if constexpr (W::kInput) weights[k][i] = hn::LoadU(tag, job.weights + place);
+      sums[k][i] = hn::Zero(tag);
     }
-    if constexpr (W::kInput) store_some<kPartial>(tag, result, results, count);
-    input += job.input_step;
-    results += job.result_step;
+  }
+  {
+    Asking asking(job.ahead);
+    const bool more = r > 0 || t > 0;
+    const E* input = job.input + c;
+    T* results = job.results + c / kMostLanes * job.result_step + c % kMostLanes;
+    const std::int64_t tap_step = job.tap_step;
+    for (std::int64_t j = 0; j < job.cells; ++j) {
+      asking.ask();
+      auto x = hn::Zero(tag);
+      hn::Vec<decltype(tag)> result[kRows];
+      if constexpr (W::kWeight) x = load_some<kPartial>(tag, input, count);
+      for (int k = 0; k < kRows; ++k) result[k] = hn::Zero(tag);
+      if constexpr (W::kInput) {
+        if (more) result[0] = hn::LoadU(tag, results);
+      }
+      for (int k = 0; k < kRows; ++k) {
+        for (int i = 0; i < kTaps; ++i) {
+          auto g = load_some<kPartial>(tag, grad[k] + i * tap_step, count);
+          hold(g);
+          if constexpr (W::kInput) result[k] = hn::MulAdd(g, weights[k][i], result[k]);
+          if constexpr (W::kWeight) sums[k][i] = hn::MulAdd(g, x, sums[k][i]);
+        }
+        grad[k] += job.cell_step;
+      }
+      if constexpr (W::kInput) {
+        if constexpr (kRows == 2) result[0] = hn::Add(result[0], result[1]);
+        hn::StoreU(result[0], tag, results);
+        results += kMostLanes;
+      }
+      if constexpr (W::kWeight) input += job.input_step;
+    }
   }
   if constexpr (W::kWeight) {
-    for (int i = 0; i < kTaps; ++i) {
-      T* const place = job.sums + job.places[t + i] + c;
-      hn::StoreU(hn::Add(hn::LoadU(tag, place), sums[i]), tag, place);
+    for (int k = 0; k < kRows; ++k) {
+      for (int i = 0; i < kTaps; ++i) {
+        T* const place = job.sums + job.rows[r + k].place + (t + i) * job.tap_size + c;
+        hn::StoreU(hn::Add(hn::LoadU(tag, place), sums[k][i]), tag, place);
+      }
     }
   }
+}
+
+// All taps of kRows kernel rows.
+template <int kRows, class W, bool kPartial, typename E, typename T>
+HWY_INLINE void rows_of_cells(GradientCells<E, T>& job, std::int64_t r, std::int64_t c, std::int64_t count) {
+  constexpr int kMost = kTogether / kRows;
+  std::int64_t t = 0;
+  for (; t + kMost <= job.taps; t += kMost) taps_of_cells<kRows, kMost, W, kPartial>(job, r, t, c, count);
+  if constexpr (kMost > 4) {
+    for (; t + 4 <= job.taps; t += 4) taps_of_cells<kRows, 4, W, kPartial>(job, r, t, c, count);
+  }
+  if constexpr (kMost > 2) {
+    if (t + 3 == job.taps) return taps_of_cells<kRows, 3, W, kPartial>(job, r, t, c, count);
+    if (t + 2 == job.taps) return taps_of_cells<kRows, 2, W, kPartial>(job, r, t, c, count);
+  }
+  if (t < job.taps) taps_of_cells<kRows, 1, W, kPartial>(job, r, t, c, count);
+}
+
+template <class W, bool kPartial, typename E, typename T>
+void vector_of_cells(GradientCells<E, T>& job, std::int64_t c, std::int64_t count) {
+  std::int64_t r = 0;
+  if (job.taps <= kTogether / 2) {
+    for (; r + 2 <= job.row_count; r += 2) rows_of_cells<2, W, kPartial>(job, r, c, count);
+  }
+  for (; r < job.row_count; ++r) rows_of_cells<1, W, kPartial>(job, r, c, count);
 }
 
 template <class W, typename E, typename T>
-void gradients_of_cells(const GradientCells<E, T>& job) {
+void gradients_of_cells(GradientCells<E, T>& job) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  if (W::kInput && job.taps == 0) {
-    for (std::int64_t j = 0; j < job.cells; ++j) std::fill_n(job.results + j * job.result_step, job.channels, T{0});
+  if (W::kInput && (job.taps == 0 || job.row_count == 0)) {
+    for (std::int64_t c = 0; c < job.channels; c += kMostLanes) {
+      std::fill_n(job.results + c / kMostLanes * job.result_step, job.cells * kMostLanes, T{0});
+    }
+    return;
   }
   std::int64_t c = 0;
-  for (; c + kLanes <= job.channels; c += kLanes) {
-    for_each_group(job.taps, [&](auto taps, std::int64_t t) HWY_ATTR {
-      gradient_of_cells<decltype(taps)::value, W, false>(job, t, c, kLanes);
-    });
-  }
-  if (c == job.channels) return;
-  for_each_group(job.taps, [&](auto taps, std::int64_t t) HWY_ATTR {
-    gradient_of_cells<decltype(taps)::value, W, true>(job, t, c, job.channels - c);
-  });
+  for (; c + kLanes <= job.channels; c += kLanes) vector_of_cells<W, false>(job, c, kLanes);
+  if (c < job.channels) vector_of_cells<W, true>(job, c, job.channels - c);
 }
 
 template <typename E, typename T>
-void cells(const GradientCells<E, T>& job) {
+void put_cells(const T* results, std::int64_t result_step, E* to, std::int64_t to_step, std::int64_t cells,
+               std::int64_t channels, bool past_caches) {
+  for (std::int64_t j = 0; j < cells; ++j, results += kMostLanes, to += to_step) {
+    std::int64_t c = 0;
+    for (; c + kMostLanes <= channels; c += kMostLanes) {
+      const T* const from = results + c / kMostLanes * result_step;
+      if constexpr (std::is_same_v<E, T>) {
+        const hn::ScalableTag<T> tag;
+        constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+        for (std::int64_t v = 0; v < kMostLanes; v += kLanes) {
+          const auto vector = hn::LoadU(tag, from + v);
+          past_caches ? hn::Stream(vector, tag, to + c + v) : hn::StoreU(vector, tag, to + c + v);
+        }
+      } else {
+        for (std::int64_t i = 0; i < kMostLanes; ++i) to[c + i] = narrow<E, T>(from[i]);
+      }
+    }
+    const T* const from = results + c / kMostLanes * result_step;
+    for (std::int64_t i = 0; c + i < channels; ++i) to[c + i] = narrow<E, T>(from[i]);
+  }
+}
+
+template <typename E, typename T>
+void cells(GradientCells<E, T>& job) {
   if (job.sums == nullptr) return gradients_of_cells<Wanted<true, false>>(job);
   if (job.results == nullptr) return gradients_of_cells<Wanted<false, true>>(job);
   gradients_of_cells<Wanted<true, true>>(job);
 }
 
-// kTaps taps of all rows.
+// kTaps taps of all rows. The results of other taps are there already unless these are the first.
 template <int kTaps, class W, typename T>
-HWY_INLINE void gradient_of_rows(const GradientRows<T>& job, std::int64_t t) {
+HWY_INLINE void taps_of_rows(GradientRows<T>& job, std::int64_t t) {
   const hn::ScalableTag<T> tag;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   hn::Vec<decltype(tag)> weights[kTaps];
@@ -162,30 +221,42 @@ HWY_INLINE void gradient_of_rows(const GradientRows<T>& job, std::int64_t t) {
     if constexpr (W::kInput) weights[i] = hn::Set(tag, job.weights[t + i]);
     sums[i] = hn::Zero(tag);
   }
-  // One vector from `at` on; gradients beyond the row, which other cells read, are not this row's.
-  const auto step = [&](std::int64_t at, const auto& load) HWY_ATTR {
-    ask(*job.ahead);
-    auto x = hn::Zero(tag);
-    auto result = hn::Zero(tag);
-    if constexpr (W::kWeight) x = hn::LoadU(tag, job.input + at);
-    if constexpr (W::kInput) {
-      if (t > 0) result = hn::LoadU(tag, job.results + at);
+  {
+    Asking asking(job.ahead);
+    const T* const input = job.input;
+    T* const results = job.results;
+    const bool more = t > 0;
+    // One vector from `at` on.
+    const auto step = [&](std::int64_t at, const auto& load) HWY_ATTR {
+      asking.ask();
+      auto x = hn::Zero(tag);
+      auto result = hn::Zero(tag);
+      auto other = hn::Zero(tag);
+      if constexpr (W::kWeight) x = hn::LoadU(tag, input + at);
+      if constexpr (W::kInput) {
+        if (more) result = hn::LoadU(tag, results + at);
+      }
+      for (int i = 0; i < kTaps; ++i) {
+        auto g = load(grad[i] + at);
+        hold(g);
+        if constexpr (W::kInput) {
+          auto& sum = i < (kTaps + 1) / 2 ? result : other;
+          sum = hn::MulAdd(g, weights[i], sum);
+        }
+        if constexpr (W::kWeight) sums[i] = hn::MulAdd(g, x, sums[i]);
+      }
+      if constexpr (W::kInput) hn::StoreU(hn::Add(result, other), tag, results + at);
+    };
+    const std::int64_t whole = job.cells / kLanes * kLanes;
+    // What lies beyond a row is read by other rows, not by this one.
+    const auto rest = hn::FirstN(tag, static_cast<std::size_t>(job.cells - whole));
+    for (std::int64_t r = 0; r < job.rows; ++r) {
+      std::int64_t at = r * job.row_step;
+      const std::int64_t end = at + whole;
+      for (; at < end; at += kLanes) step(at, [tag](const T* from) HWY_ATTR { return hn::LoadU(tag, from); });
+      if (whole == job.cells) continue;
+      step(at, [tag, rest](const T* from) HWY_ATTR { return hn::IfThenElseZero(rest, hn::LoadU(tag, from)); });
     }
-    for (int i = 0; i < kTaps; ++i) {
-      const auto g = load(grad[i] + at);
-      if constexpr (W::kInput) result = hn::MulAdd(g, weights[i], result);
-      if constexpr (W::kWeight) sums[i] = hn::MulAdd(g, x, sums[i]);
-    }
-    if constexpr (W::kInput) hn::StoreU(result, tag, job.results + at);
-  };
-  const std::int64_t whole = job.cells / kLanes * kLanes;
-  const auto rest = hn::FirstN(tag, static_cast<std::size_t>(job.cells - whole));
-  for (std::int64_t r = 0; r < job.rows; ++r) {
-    std::int64_t at = r * job.row_step;
-    const std::int64_t end = at + whole;
-    for (; at < end; at += kLanes) step(at, [tag](const T* from) HWY_ATTR { return hn::LoadU(tag, from); });
-    if (whole == job.cells) continue;
-    step(at, [tag, rest](const T* from) HWY_ATTR { return hn::IfThenElseZero(rest, hn::LoadU(tag, from)); });
   }
   if constexpr (W::kWeight) {
     for (int i = 0; i < kTaps; ++i) {
@@ -196,14 +267,22 @@ HWY_INLINE void gradient_of_rows(const GradientRows<T>& job, std::int64_t t) {
 }
 
 template <class W, typename T>
-void gradients_of_rows(const GradientRows<T>& job) {
-  for_each_group(job.taps, [&](auto taps, std::int64_t t) HWY_ATTR {
-    gradient_of_rows<decltype(taps)::value, W>(job, t);
-  });
+void gradients_of_rows(GradientRows<T>& job) {
+  std::int64_t t = 0;
+  for (; t + kTogether <= job.taps; t += kTogether) taps_of_rows<kTogether, W>(job, t);
+  if constexpr (kTogether > 4) {
+    if (t + 4 <= job.taps) {
+      taps_of_rows<4, W>(job, t);
+      t += 4;
+    }
+  }
+  if (t + 3 == job.taps) return taps_of_rows<3, W>(job, t);
+  if (t + 2 == job.taps) return taps_of_rows<2, W>(job, t);
+  if (t + 1 == job.taps) return taps_of_rows<1, W>(job, t);
 }
 
 template <typename T>
-void rows(const GradientRows<T>& job) {
+void rows(GradientRows<T>& job) {
   if (job.sums == nullptr) return gradients_of_rows<Wanted<true, false>>(job);
   if (job.results == nullptr) return gradients_of_rows<Wanted<false, true>>(job);
   gradients_of_rows<Wanted<true, true>>(job);
@@ -278,7 +357,7 @@ void sum_lanes(const T* sums, std::int64_t count, T* to) {
 
 template <typename E, typename T>
 DepthwiseGradientOps<E, T> make_ops() {
-  return {cells<E, T>, rows<T>, split<T>, sum_lanes<T>, kTogether};
+  return {cells<E, T>, put_cells<E, T>, rows<T>, split<T>, sum_lanes<T>};
 }
 
 const DepthwiseGradientOps<float, float>& float_gradients() {

@@ -6,39 +6,42 @@
 
 namespace tconv::cpu {
 
-// Lines of memory that will be read next, asked for while something else is computed: pieces at + i step below `end`.
+// Memory that will be read next, asked for while something else is computed.
 struct Strip {
   const char* at = nullptr;
   const char* end = nullptr;
-  std::int64_t step = 64;
 };
 
-struct Ahead {
-  Strip* strips = nullptr;
-  std::int64_t count = 0;
-  std::int64_t each_time = 0;  // lines that are asked for at a time
+// Vectors along the channels, for c in [0, channels), j in [0, cells), kernel rows r and their taps t:
+//   result(j, c)                          = sum over r and t of  g(r, t, j, c) weights[rows[r].place + t tap_size + c]
+//   sums[rows[r].place + t tap_size + c] += sum over j of        g(r, t, j, c) input[j input_step + c]
+//   g(r, t, j, c) = grad[rows[r].offset + t tap_step + j cell_step + c]
+// Results lie as [c / kMostLanes][j][c % kMostLanes], their blocks result_step apart: lines that are as far apart as
+// cells of a tensor compete for few places of the cache. Weights, sums and results are filled up to kMostLanes. Left
+// out where results or sums are nullptr.
+struct KernelRow {
+  std::int64_t offset = 0;
+  std::int64_t place = 0;
 };
 
-// Vectors along the channels, for c in [0, channels):
-//   results[j result_step + c] = sum over t of  grad[offsets[t] + j grad_step + c] weights[places[t] + c]
-//   sums[places[t] + c]       += sum over j of  grad[offsets[t] + j grad_step + c] input[j input_step + c]
-// Weights and sums are filled up to whole vectors. Left out where results or sums are nullptr.
 template <typename E, typename T>
 struct GradientCells {
   const E* grad = nullptr;
-  std::int64_t grad_step = 0;
+  std::int64_t cell_step = 0;
+  std::int64_t tap_step = 0;
   const E* input = nullptr;
   std::int64_t input_step = 0;
   const T* weights = nullptr;
-  const std::int64_t* offsets = nullptr;
-  const std::int64_t* places = nullptr;
-  std::int64_t taps = 0;
+  std::int64_t tap_size = 0;
+  const KernelRow* rows = nullptr;
+  std::int64_t row_count = 0;
+  std::int64_t taps = 0;  // of a row
   std::int64_t cells = 0;
   std::int64_t channels = 0;
   T* results = nullptr;
   std::int64_t result_step = 0;
   T* sums = nullptr;
-  Ahead* ahead = nullptr;
+  Strip* ahead = nullptr;  // strips, the last one without an end
 };
 
 // Vectors along rows, for j in [0, cells) of each row:
@@ -57,18 +60,20 @@ struct GradientRows {
   std::int64_t cells = 0;
   T* results = nullptr;
   T* sums = nullptr;
-  Ahead* ahead = nullptr;
+  Strip* ahead = nullptr;
 };
 
 template <typename E, typename T>
 struct DepthwiseGradientOps {
-  void (*cells)(const GradientCells<E, T>& job) = nullptr;
-  void (*rows)(const GradientRows<T>& job) = nullptr;
+  void (*cells)(GradientCells<E, T>& job) = nullptr;
+  // Results as above into a row of cells, to_step apart, rounded; past_caches: they are whole cache lines.
+  void (*put_cells)(const T* results, std::int64_t result_step, E* to, std::int64_t to_step, std::int64_t cells,
+                    std::int64_t channels, bool past_caches) = nullptr;
+  void (*rows)(GradientRows<T>& job) = nullptr;
   // to[i % phases][i / phases] = from[i]; room: 2 count + 64 phases elements, for more than four phases.
   void (*split)(const T* from, std::int64_t count, std::int64_t phases, T* const* to, T* room) = nullptr;
   // The sum of the lanes of sums[t kMostLanes ...], for every t.
   void (*sum_lanes)(const T* sums, std::int64_t count, T* to) = nullptr;
-  std::int64_t taps_at_a_time = 1;
 };
 
 template <typename E, typename T>
