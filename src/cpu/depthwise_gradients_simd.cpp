@@ -322,7 +322,7 @@ void split_few(const T* from, std::int64_t count, T* const* to) {
 
 // Many phases are split into a few, and those again.
 template <typename T>
-void split(const T* from, std::int64_t count, std::int64_t phases, T* const* to, T* room) {
+void split_row(const T* from, std::int64_t count, std::int64_t phases, T* const* to, T* room) {
   constexpr std::int64_t kMost = 32;  // that are split twice
   switch (phases) {
     case 1: return split_few<1>(from, count, to);
@@ -341,12 +341,92 @@ void split(const T* from, std::int64_t count, std::int64_t phases, T* const* to,
   const std::int64_t each = count / first + 1;
   T* lines[4];
   for (std::int64_t p = 0; p < first; ++p) lines[p] = room + p * each;
-  split<T>(from, count, first, lines, nullptr);
+  split_row<T>(from, count, first, lines, nullptr);
   for (std::int64_t p = 0; p < first; ++p) {
     T* ends[kMost];
     for (std::int64_t q = 0; q < phases / first; ++q) ends[q] = to[p + q * first];
-    split<T>(lines[p], (count - p + first - 1) / first, phases / first, ends, room + first * each);
+    split_row<T>(lines[p], (count - p + first - 1) / first, phases / first, ends, room + first * each);
   }
+}
+
+template <int kPhases, typename T>
+void split_few_rows(const SplitRows<T, T>& job) {
+  T* to[kPhases];
+  std::copy_n(job.to, kPhases, to);
+  for (std::int64_t r = 0; r < job.rows; ++r) {
+    split_few<kPhases>(job.from + r * job.from_step, job.count, to);
+    for (int p = 0; p < kPhases; ++p) to[p] += job.to_step;
+  }
+}
+
+template <typename E, typename T>
+void split(const SplitRows<E, T>& job) {
+  if constexpr (std::is_same_v<E, T>) {
+    switch (job.phases) {
+      case 1: return split_few_rows<1>(job);
+      case 2: return split_few_rows<2>(job);
+      case 3: return split_few_rows<3>(job);
+      case 4: return split_few_rows<4>(job);
+      default: break;
+    }
+  }
+  constexpr std::int64_t kMost = 32;
+  for (std::int64_t r = 0; r < job.rows; ++r) {
+    const E* const row = job.from + r * job.from_step;
+    if (job.phases > kMost) {
+      for (std::int64_t i = 0; i < job.count; ++i) {
+        job.to[i % job.phases][r * job.to_step + i / job.phases] = widen<E, T>(row[i]);
+      }
+      continue;
+    }
+    T* to[kMost];
+    for (std::int64_t p = 0; p < job.phases; ++p) to[p] = job.to[p] + r * job.to_step;
+    const T* from = nullptr;
+    if constexpr (std::is_same_v<E, T>) {
+      from = row;
+    } else {
+      for (std::int64_t i = 0; i < job.count; ++i) job.room[i] = widen<E, T>(row[i]);
+      from = job.room;
+    }
+    split_row<T>(from, job.count, job.phases, to, job.room + job.count);
+  }
+}
+
+template <typename E, typename T>
+void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
+  std::int64_t i = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    const hn::ScalableTag<T> tag;
+    constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    if (past_caches) {
+      for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
+      for (; i + kLine <= count; i += kLine) {
+        for (std::int64_t v = 0; v < kLine; v += kLanes) hn::Stream(hn::LoadU(tag, from + i + v), tag, to + i + v);
+      }
+    }
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+  }
+  for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
+}
+
+// Rows that follow each other are put side by side first, so that whole lines are stored.
+template <typename E, typename T>
+void put_rows(const PutRows<E, T>& job) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  if (job.to_step != job.count || job.rows == 1) {
+    for (std::int64_t r = 0; r < job.rows; ++r) {
+      put_row(job.from + r * job.from_step, job.to + r * job.to_step, job.count, job.past_caches);
+    }
+    return;
+  }
+  for (std::int64_t r = 1; r < job.rows; ++r) {
+    const T* const from = job.from + r * job.from_step;
+    T* const to = job.from + r * job.count;
+    for (std::int64_t i = 0; i < job.count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+  }
+  put_row(job.from, job.to, job.rows * job.count, job.past_caches);
 }
 
 template <typename T>
@@ -357,7 +437,7 @@ void sum_lanes(const T* sums, std::int64_t count, T* to) {
 
 template <typename E, typename T>
 DepthwiseGradientOps<E, T> make_ops() {
-  return {cells<E, T>, put_cells<E, T>, rows<T>, split<T>, sum_lanes<T>};
+  return {cells<E, T>, put_cells<E, T>, rows<T>, split<E, T>, put_rows<E, T>, sum_lanes<T>};
 }
 
 const DepthwiseGradientOps<float, float>& float_gradients() {

@@ -63,6 +63,32 @@ struct GradientRows {
   Strip* ahead = nullptr;
 };
 
+// to[i % phases][r to_step + i / phases] = from[r from_step + i] for i in [0, count) of each row r.
+template <typename E, typename T>
+struct SplitRows {
+  const E* from = nullptr;
+  std::int64_t from_step = 0;
+  std::int64_t rows = 0;
+  std::int64_t count = 0;
+  std::int64_t phases = 1;
+  T* const* to = nullptr;
+  std::int64_t to_step = 0;
+  T* room = nullptr;  // 3 count + 64 phases elements, for elements of another type or more than four phases
+};
+
+// to[r to_step + i] = from[r from_step + i] for i in [0, count) of each row r, rounded. Rows of `from` lie at least a
+// vector apart, beyond whole vectors, and are overwritten.
+template <typename E, typename T>
+struct PutRows {
+  T* from = nullptr;
+  std::int64_t from_step = 0;
+  std::int64_t rows = 0;
+  std::int64_t count = 0;
+  E* to = nullptr;
+  std::int64_t to_step = 0;
+  bool past_caches = false;
+};
+
 template <typename E, typename T>
 struct DepthwiseGradientOps {
   void (*cells)(GradientCells<E, T>& job) = nullptr;
@@ -70,8 +96,8 @@ struct DepthwiseGradientOps {
   void (*put_cells)(const T* results, std::int64_t result_step, E* to, std::int64_t to_step, std::int64_t cells,
                     std::int64_t channels, bool past_caches) = nullptr;
   void (*rows)(GradientRows<T>& job) = nullptr;
-  // to[i % phases][i / phases] = from[i]; room: 2 count + 64 phases elements, for more than four phases.
-  void (*split)(const T* from, std::int64_t count, std::int64_t phases, T* const* to, T* room) = nullptr;
+  void (*split)(const SplitRows<E, T>& job) = nullptr;
+  void (*put_rows)(const PutRows<E, T>& job) = nullptr;
   // The sum of the lanes of sums[t kMostLanes ...], for every t.
   void (*sum_lanes)(const T* sums, std::int64_t count, T* to) = nullptr;
 };
