@@ -57,8 +57,8 @@ class Kernel {
   virtual ~Kernel() = default;
 
   virtual void run(const Buffers& buffers, const Execution& execution) const = 0;
-  // grad_weight's kernel: computes it together with grad_input, whose kernel and tensors these are, where that is faster
-  // and possible; otherwise false, and nothing was done. The workspace is that of grad_weight.
+  // grad_weight's kernel: computes it together with grad_input, whose kernel and tensors these are, where that is
+  // faster and possible; otherwise false, and nothing was done. The workspace is that of grad_weight.
   virtual bool run_with(const Kernel& /*grad_input*/, const Buffers& /*of_input*/, const Buffers& /*of_weight*/,
                         const Execution& /*execution*/) const {
     return false;

@@ -143,8 +143,9 @@ class Depthwise final : public Kernel {
                         (kd.tap * problem_.axes[1].kernel + kh.tap) * problem_.axes[2].kernel * channels()});
       }
     }
-    return {image * problem_.input_strides[0],
-            image * problem_.output_strides[0] + depth.position * problem_.output_strides[2] + height.position * problem_.output_strides[3]};
+    return {image * problem_.input_strides[0], image * problem_.output_strides[0] +
+                                                   depth.position * problem_.output_strides[2] +
+                                                   height.position * problem_.output_strides[3]};
   }
 
   // Calls visit(width target, first cell, cells, taps) for pieces of a row that the same taps reach.

@@ -1,6 +1,6 @@
-// The "depthwise" family, gradients where channels lie side by side (channels-last). Row by row of the input; what a row
-// reads of the gradient of the output is used for both gradients, and what the next one reads is asked for meanwhile. A
-// vector holds channels:
+// The "depthwise" family, gradients where channels lie side by side (channels-last). Row by row of the input; what a
+// row reads of the gradient of the output is used for both gradients, and what the next one reads is asked for
+// meanwhile. A vector holds channels:
 //   grad_input[j][c]    = sum over taps of  grad_output[j stride - padding + tap dilation][c] weight[tap][c]
 //   grad_weight[tap][c] = sum over j of     grad_output[j stride - padding + tap dilation][c] input[j][c]
 #include <hwy/cache_control.h>
@@ -172,8 +172,8 @@ class DepthwiseGradients final : public Kernel {
     }
   }
 
-  // grad_input by `input`'s strides, or none (nullptr), and grad_weight by this one's, or none. Rows are cut into splits
-  // by the problem alone, and the splits are added in order.
+  // grad_input by `input`'s strides, or none (nullptr), and grad_weight by this one's, or none. Rows are cut into
+  // splits by the problem alone, and the splits are added in order.
   void compute(const DepthwiseGradients* input, const Buffers* of_input, const Buffers* of_weight,
                const Execution& execution) const {
     T* const workspace = static_cast<T*>((of_weight != nullptr ? of_weight : of_input)->workspace);
@@ -253,11 +253,13 @@ class DepthwiseGradients final : public Kernel {
         enter(u + 1, memory.next);
         plan_ahead(job, memory);
       }
-      memory.strips.emplace_back();
-      part.ahead = memory.strips.data();
       const Unit& unit = memory.now;
       const Segment& segment = segments_[unit.segment];
       const std::int64_t cells = segment.end - segment.begin;
+      part.lines_ahead = lines_at_a_time(memory.strips, std::ssize(unit.rows) * width.kernel,
+                                         cells * ceil_div(job.channels, kMostLanes));
+      memory.strips.emplace_back();
+      part.ahead = memory.strips.data();
       T* const results = memory.results.get(cells * round_up(job.channels, kMostLanes));
       part.result_step = cells * kMostLanes;
       part.rows = unit.rows.data();

@@ -23,10 +23,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Taps whose weights and sums stay in registers.
 constexpr int kTogether = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
 
-// Asks for the next lines of a strip, into the L2 cache, four at a time.
+// Asks for the next lines of a strip, into the L2 cache.
 class Asking {
  public:
-  HWY_INLINE explicit Asking(Strip*& strips) {
+  HWY_INLINE Asking(Strip*& strips, std::int64_t lines) : lines_(lines) {
     while (strips->at >= strips->end && strips->end != nullptr) ++strips;
     strip_ = strips;
     at_ = strips->at;
@@ -39,12 +39,16 @@ class Asking {
   HWY_INLINE void ask() {
     constexpr std::int64_t kLine = 64;
     if (at_ >= end_) return;
-    for (int i = 0; i < 4; ++i) __builtin_prefetch(at_ + i * kLine, 0, 2);
-    at_ += 4 * kLine;
+    __builtin_prefetch(at_, 0, 2);
+    if (lines_ > 1) __builtin_prefetch(at_ + kLine, 0, 2);
+    if (lines_ > 2) __builtin_prefetch(at_ + 2 * kLine, 0, 2);
+    if (lines_ > 3) __builtin_prefetch(at_ + 3 * kLine, 0, 2);
+    at_ += lines_ * kLine;
   }
 
  private:
   Strip* strip_;
+  std::int64_t lines_;  // at a time
   const char* at_;
   const char* end_;
 };
@@ -98,7 +102,7 @@ HWY_INLINE void taps_of_cells(GradientCells<E, T>& job, std::int64_t r, std::int
     }
   }
   {
-    Asking asking(job.ahead);
+    Asking asking(job.ahead, job.lines_ahead);
     const bool more = r > 0 || t > 0;
     const E* input = job.input + c;
     T* results = job.results + c / kMostLanes * job.result_step + c % kMostLanes;
@@ -222,7 +226,7 @@ HWY_INLINE void taps_of_rows(GradientRows<T>& job, std::int64_t t) {
     sums[i] = hn::Zero(tag);
   }
   {
-    Asking asking(job.ahead);
+    Asking asking(job.ahead, job.lines_ahead);
     const T* const input = job.input;
     T* const results = job.results;
     const bool more = t > 0;
@@ -432,7 +436,8 @@ void put_rows(const PutRows<E, T>& job) {
 template <typename T>
 void sum_lanes(const T* sums, std::int64_t count, T* to) {
   const hn::ScalableTag<T> tag;
-  for (std::int64_t i = 0; i < count; ++i) to[i] = hn::GetLane(hn::SumOfLanes(tag, hn::LoadU(tag, sums + i * kMostLanes)));
+  for (std::int64_t i = 0; i < count; ++i)
+    to[i] = hn::GetLane(hn::SumOfLanes(tag, hn::LoadU(tag, sums + i * kMostLanes)));
 }
 
 template <typename E, typename T>

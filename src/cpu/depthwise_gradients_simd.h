@@ -2,7 +2,9 @@
 // used twice: for the gradient of the input, and for that of the weight. Either may be left out.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace tconv::cpu {
 
@@ -11,6 +13,16 @@ struct Strip {
   const char* at = nullptr;
   const char* end = nullptr;
 };
+
+// Cache lines to ask for at a time, one to four, so that the strips end when `vectors` of cells have been computed:
+// more at once wait for each other, and later ones come too late.
+inline std::int64_t lines_at_a_time(const std::vector<Strip>& strips, std::int64_t taps, std::int64_t vectors) {
+  constexpr std::int64_t kTapsAtATime = 8;
+  std::int64_t lines = 0;
+  for (const Strip& strip : strips) lines += (strip.end - strip.at) / 64;
+  const std::int64_t times = std::max<std::int64_t>((taps + kTapsAtATime - 1) / kTapsAtATime * vectors, 1);
+  return std::clamp<std::int64_t>((lines + times - 1) / times, 1, 4);
+}
 
 // Vectors along the channels, for c in [0, channels), j in [0, cells), kernel rows r and their taps t:
 //   result(j, c)                          = sum over r and t of  g(r, t, j, c) weights[rows[r].place + t tap_size + c]
@@ -41,7 +53,8 @@ struct GradientCells {
   T* results = nullptr;
   std::int64_t result_step = 0;
   T* sums = nullptr;
-  Strip* ahead = nullptr;  // strips, the last one without an end
+  Strip* ahead = nullptr;        // strips, the last one without an end
+  std::int64_t lines_ahead = 1;  // that are asked for at a time, one to four
 };
 
 // Vectors along rows, for j in [0, cells) of each row:
@@ -61,6 +74,7 @@ struct GradientRows {
   T* results = nullptr;
   T* sums = nullptr;
   Strip* ahead = nullptr;
+  std::int64_t lines_ahead = 1;
 };
 
 // to[i % phases][r to_step + i / phases] = from[r from_step + i] for i in [0, count) of each row r.

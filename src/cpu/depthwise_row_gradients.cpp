@@ -1,7 +1,7 @@
-// The "depthwise" family, gradients where rows lie side by side (contiguous tensors): vectors run along the row. Boxes of
-// a channel's input are computed one after the other. What a box reads of the gradient of the output is copied, phase by
-// phase and with zeros around, so that a tap is a distance, and then used for both gradients; what the next box reads is
-// asked for meanwhile.
+// The "depthwise" family, gradients where rows lie side by side (contiguous tensors): vectors run along the row. Boxes
+// of a channel's input are computed one after the other. What a box reads of the gradient of the output is copied,
+// phase by phase and with zeros around, so that a tap is a distance, and then used for both gradients; what the next
+// box reads is asked for meanwhile.
 //   grad_input[j]    = sum over taps of  phase(tap)[j + offset(tap)] weight[tap]
 //   grad_weight[tap] = sum over j of     phase(tap)[j + offset(tap)] input[j]
 #include <hwy/cache_control.h>
@@ -27,7 +27,7 @@ constexpr std::int64_t kMostBox = std::int64_t{1} << 16;    // where a smaller b
 constexpr std::int64_t kMostCopied = std::int64_t{1} << 18;
 constexpr std::int64_t kMostTaps = std::int64_t{1} << 10;
 constexpr std::int64_t kTasksWanted = 32;
-constexpr std::int64_t kShareOfPartials = 32;  // of the tensors, at most
+constexpr std::int64_t kShareOfPartials = 32;         // of the tensors, at most
 constexpr std::int64_t kRun = std::int64_t{1} << 14;  // elements of neighbouring channels that a task reads in order
 
 // Positions along an axis that are computed together.
@@ -70,8 +70,8 @@ struct Boxes {
   AxisMaps maps;
   std::array<std::vector<Halo>, kSpatialAxes> halos;
   std::array<std::vector<Span>, kSpatialAxes> spans;
-  std::int64_t lead = 0;  // elements before position 0 of a copied row
-  std::int64_t line = 0;  // from one copied row to the next, of the planes, the input and the results
+  std::int64_t lead = 0;     // elements before position 0 of a copied row
+  std::int64_t line = 0;     // from one copied row to the next, of the planes, the input and the results
   std::int64_t heights = 0;  // rows of a plane, of one depth
   std::int64_t plane = 0;
   std::int64_t copied = 0;  // elements of all planes
@@ -266,14 +266,12 @@ class DepthwiseRowGradients final : public Kernel {
             } else if ((image + 1) * boxes < end) {
               ask_for(channel_at(image + 1, 0), boxes_.box(0), memory.strips);
             }
-            memory.strips.emplace_back();
             run_box(channel, boxes_.box(b), memory);
           }
         }
       }
       if (of_weight != nullptr) {
-        depthwise_gradient_ops<E, T>().sum_lanes(sums, count * taps_,
-                                                 partials + (split * channels() + first) * taps_);
+        depthwise_gradient_ops<E, T>().sum_lanes(sums, count * taps_, partials + (split * channels() + first) * taps_);
       }
       if (past_caches) hwy::FlushStream();  // before another thread reads the results
     });
@@ -310,6 +308,9 @@ class DepthwiseRowGradients final : public Kernel {
     job.cells = widths.size();
     job.weights = channel.weights;
     job.sums = channel.sums;
+    job.lines_ahead =
+        lines_at_a_time(memory.strips, job.taps, depths.size() * heights.size() * ceil_div(widths.size(), kMostLanes));
+    memory.strips.emplace_back();
     job.ahead = memory.strips.data();
     const std::int64_t size = depths.size() * heights.size() * boxes_.line;
     if (channel.input != nullptr) load_input(channel.input, box, memory.input.get(size), memory);
@@ -460,8 +461,8 @@ class DepthwiseRowGradients final : public Kernel {
       if (y.size() <= 0 || x.size() <= 0 || (y.size() > 1 && strides[3] != x.size())) return;
       for (std::int64_t d = z.begin; d < z.end; ++d) {
         const E* const first = data + d * strides[2] + y.begin * strides[3] + x.begin;
-        strips.push_back({reinterpret_cast<const char*>(first),
-                          reinterpret_cast<const char*>(first + y.size() * x.size())});
+        strips.push_back(
+            {reinterpret_cast<const char*>(first), reinterpret_cast<const char*>(first + y.size() * x.size())});
       }
     };
     add(channel.grad, problem_.output_strides, range(0), range(1), range(2));
@@ -470,7 +471,7 @@ class DepthwiseRowGradients final : public Kernel {
 
   Problem problem_;
   Boxes boxes_;
-  std::vector<std::int64_t> offsets_;  // of every tap, in the copied planes
+  std::vector<std::int64_t> offsets_;                           // of every tap, in the copied planes
   std::vector<std::array<std::int64_t, kSpatialAxes>> places_;  // of the same taps, then of those that reach nothing
   std::int64_t taps_ = 1;
   std::int64_t block_ = 1;  // channels
