@@ -42,7 +42,7 @@ class DepthwiseGradients final : public Kernel {
     taps_ = depth.kernel * height.kernel * width.kernel;
     // What the cells of a row read, and what those of the next one will read beyond that, fits half of the L2 cache.
     constexpr std::int64_t kLeast = std::max<std::int64_t>(kMostLanes, 64 / sizeof(E));
-    constexpr std::int64_t kFewCells = 32;
+    constexpr std::int64_t kFewCells = 8;
     const auto fit = static_cast<std::int64_t>(static_cast<double>(caches().l2_bytes) / 2 / sizeof(E) /
                                                static_cast<double>(depth.kernel * width.stride) /
                                                static_cast<double>(height.kernel + height.stride));

@@ -292,12 +292,20 @@ void rows(GradientRows<T>& job) {
   gradients_of_rows<Wanted<true, true>>(job);
 }
 
-// Whole vectors of every phase, from element `done` of each on; returns how far it got.
+// `each` elements of every phase in whole vectors, the last one over what the one before wrote; returns how many.
 template <int kPhases, class D, typename T>
-HWY_INLINE std::int64_t split_vectors(D tag, const T* from, std::int64_t each, std::int64_t done, T* const* to) {
+HWY_INLINE std::int64_t split_vectors(D tag, const T* from, std::int64_t each, T* const* to) {
   constexpr std::int64_t kLanes = hn::MaxLanes(D());
-  for (; done + kLanes <= each; done += kLanes) {
-    const T* const place = from + done * kPhases;
+  if (each < kLanes) {
+    if constexpr (kLanes * sizeof(T) > 16) {
+      return split_vectors<kPhases>(hn::Half<D>(), from, each, to);
+    } else {
+      return 0;
+    }
+  }
+  for (std::int64_t done = 0; done < each; done += kLanes) {
+    const std::int64_t first = std::min(done, each - kLanes);
+    const T* const place = from + first * kPhases;
     hn::Vec<D> a;
     hn::Vec<D> b;
     hn::Vec<D> c;
@@ -306,21 +314,17 @@ HWY_INLINE std::int64_t split_vectors(D tag, const T* from, std::int64_t each, s
     if constexpr (kPhases == 2) hn::LoadInterleaved2(tag, place, a, b);
     if constexpr (kPhases == 3) hn::LoadInterleaved3(tag, place, a, b, c);
     if constexpr (kPhases == 4) hn::LoadInterleaved4(tag, place, a, b, c, d);
-    hn::StoreU(a, tag, to[0] + done);
-    if constexpr (kPhases > 1) hn::StoreU(b, tag, to[1] + done);
-    if constexpr (kPhases > 2) hn::StoreU(c, tag, to[2] + done);
-    if constexpr (kPhases > 3) hn::StoreU(d, tag, to[3] + done);
+    hn::StoreU(a, tag, to[0] + first);
+    if constexpr (kPhases > 1) hn::StoreU(b, tag, to[1] + first);
+    if constexpr (kPhases > 2) hn::StoreU(c, tag, to[2] + first);
+    if constexpr (kPhases > 3) hn::StoreU(d, tag, to[3] + first);
   }
-  if constexpr (kLanes * sizeof(T) > 16) {
-    return split_vectors<kPhases>(hn::Half<D>(), from, each, done, to);
-  } else {
-    return done;
-  }
+  return each;
 }
 
 template <int kPhases, typename T>
 void split_few(const T* from, std::int64_t count, T* const* to) {
-  const std::int64_t done = split_vectors<kPhases>(hn::ScalableTag<T>(), from, count / kPhases, 0, to);
+  const std::int64_t done = split_vectors<kPhases>(hn::ScalableTag<T>(), from, count / kPhases, to);
   for (std::int64_t i = done * kPhases; i < count; ++i) to[i % kPhases][i / kPhases] = from[i];
 }
 
