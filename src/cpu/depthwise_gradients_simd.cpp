@@ -69,6 +69,11 @@ HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, std::int64_t count) {
     return hn::LoadU(tag, from);
   } else if constexpr (std::is_same_v<E, T> && kMaskedStores) {
     return hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(count)), tag, from);
+  } else if constexpr (std::is_same_v<E, BFloat16> && !kPartial) {
+    const hn::Rebind<std::uint16_t, D> bits;
+    const hn::RebindToUnsigned<D> wide;
+    const auto loaded = hn::LoadU(bits, reinterpret_cast<const std::uint16_t*>(from));
+    return hn::BitCast(tag, hn::ShiftLeft<16>(hn::PromoteTo(wide, loaded)));
   } else {
     constexpr std::int64_t kLanes = hn::MaxLanes(D());
     T values[kLanes] = {};
@@ -104,8 +109,8 @@ HWY_INLINE void taps_of_cells(GradientCells<E, T>& job, std::int64_t r, std::int
   {
     Asking asking(job.ahead, job.lines_ahead);
     const bool more = r > 0 || t > 0;
-    const E* input = job.input + c;
-    T* results = job.results + c / kMostLanes * job.result_step + c % kMostLanes;
+    const E* input = W::kWeight ? job.input + c : nullptr;
+    T* results = W::kInput ? job.results + c / kMostLanes * job.result_step + c % kMostLanes : nullptr;
     const std::int64_t tap_step = job.tap_step;
     for (std::int64_t j = 0; j < job.cells; ++j) {
       asking.ask();
