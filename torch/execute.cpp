@@ -184,13 +184,15 @@ void Run::start() const {
   run(*plan_, buffers_, execution_);
 }
 
-void Run::share_workspace(Run& other) {
-  if (!workspace_.defined() || !other.workspace_.defined()) return;
-  const bool mine = workspace_.numel() >= other.workspace_.numel();
-  const Run& larger = mine ? *this : other;
-  Run& smaller = mine ? other : *this;
-  smaller.workspace_ = larger.workspace_;
-  smaller.buffers_.workspace = larger.buffers_.workspace;
+void Run::start_with(Run& grad_weight) {
+  if (workspace_.defined() && grad_weight.workspace_.defined()) {
+    const bool mine = workspace_.numel() >= grad_weight.workspace_.numel();
+    const Run& larger = mine ? *this : grad_weight;
+    Run& smaller = mine ? grad_weight : *this;
+    smaller.workspace_ = larger.workspace_;
+    smaller.buffers_.workspace = larger.buffers_.workspace;
+  }
+  run_both(*plan_, buffers_, *grad_weight.plan_, grad_weight.buffers_, execution_);
 }
 
 Outlook outlook(const Geometry<std::int64_t>& geometry, Direction direction, const Operands& operands) {

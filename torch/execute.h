@@ -42,8 +42,8 @@ class Run {
 
   void start() const;
 
-  // For two runs one after the other: both use the larger workspace.
-  void share_workspace(Run& other);
+  // On a CPU, grad_input (this) and grad_weight, at once or one after the other; both use the larger workspace.
+  void start_with(Run& grad_weight);
 
  private:
   c10::Device place_;

@@ -68,9 +68,7 @@ void execute_both(const IntGeometry& g, const Operands& for_input, const Operand
   } else if (for_input.output.is_cpu()) {
     Run first(g, Direction::grad_input, for_input);
     Run second(g, Direction::grad_weight, for_weight);
-    first.share_workspace(second);
-    first.start();
-    second.start();
+    first.start_with(second);
   } else {
     execute(g, Direction::grad_input, for_input);
     execute(g, Direction::grad_weight, for_weight);

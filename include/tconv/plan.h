@@ -57,6 +57,12 @@ class Kernel {
   virtual ~Kernel() = default;
 
   virtual void run(const Buffers& buffers, const Execution& execution) const = 0;
+  // grad_weight's kernel: computes it together with grad_input, whose kernel and tensors these are, where that is
+  // faster and possible; otherwise false, and nothing was done. The workspace is that of grad_weight.
+  virtual bool run_with(const Kernel& /*grad_input*/, const Buffers& /*of_input*/, const Buffers& /*of_weight*/,
+                        const Execution& /*execution*/) const {
+    return false;
+  }
   // Does ahead what the first run would otherwise do (compile, load).
   virtual void prepare() const {}
   // Whether a run shares the GPU with a neighbour on its stream (see Execution): grad_input with the next one, which it
@@ -97,6 +103,11 @@ std::uint64_t plan_generation();
 std::vector<std::string> families(Backend backend);
 
 void run(const Plan& plan, const Buffers& buffers, const Execution& execution = {});
+
+// Both gradients of a layer, in one pass over the gradient of the output where their kernels can, otherwise one after
+// the other. Their workspaces may be the same memory.
+void run_both(const Plan& grad_input, const Buffers& of_input, const Plan& grad_weight, const Buffers& of_weight,
+              const Execution& execution = {});
 
 std::string to_string(const Plan& plan);
 

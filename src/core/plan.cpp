@@ -220,6 +220,18 @@ void run(const Plan& plan, const Buffers& buffers, const Execution& execution) {
   plan.kernel->run(buffers, execution);
 }
 
+void run_both(const Plan& grad_input, const Buffers& of_input, const Plan& grad_weight, const Buffers& of_weight,
+              const Execution& execution) {
+  require_buffers(grad_input, of_input);
+  require_buffers(grad_weight, of_weight);
+  if (grad_weight.kernel->run_with(*grad_input.kernel, of_input, of_weight, execution)) {
+    if (env().log_level >= 2) log(2, "run " + to_string(grad_input) + " with " + to_string(grad_weight));
+    return;
+  }
+  run(grad_input, of_input, execution);
+  run(grad_weight, of_weight, execution);
+}
+
 std::string to_string(const Plan& plan) {
   std::string text = to_string(plan.problem) + " on " + (plan.device.backend == Backend::cpu ? "cpu" : "cuda:") +
                      (plan.device.backend == Backend::cpu ? "" : std::to_string(plan.device.index)) + ": " +

@@ -1,7 +1,7 @@
-// The "depthwise" family: one channel a group, channels side by side in memory (channels-last). Nothing is packed but
-// the weights, as [tap][channel]; a vector holds channels, and every position is a short sum over its taps:
-//   forward, grad_input:  target[j][c] = sum over taps of  source[j + offset(tap)][c] weight[tap][c]
-//   grad_weight:          grad_weight[tap][c] = sum over j of  input[j][c] grad_output[j + offset(tap)][c]
+// The "depthwise" family: one channel a group. Here, forward where channels lie side by side in memory (channels-last).
+// Nothing is packed but the weights, as [tap][channel]; a vector holds channels, and every position is a short sum over
+// its taps:
+//   output[j][c] = bias[c] + sum over taps of  input[j + offset(tap)][c] weight[tap][c]
 // Rows of positions are read where they lie. Those at the borders, which fewer taps reach, go one by one.
 #include <hwy/cache_control.h>
 
@@ -21,16 +21,11 @@ namespace tconv::cpu {
 namespace {
 
 constexpr std::int64_t kFewestChannels = 8;
-constexpr std::int64_t kTasksWanted = 16;
-constexpr std::int64_t kMostPartials = std::int64_t{1} << 20;  // elements of all partial sums of grad_weight
 
 template <typename E, typename T>
 class Depthwise final : public Kernel {
  public:
   Depthwise(const Problem& problem, AxisMaps maps) : problem_(problem), maps_(std::move(maps)) {
-    const bool forward = problem.direction == Direction::forward;
-    target_strides_ = forward ? problem.output_strides : problem.input_strides;
-    source_strides_ = forward ? problem.input_strides : problem.output_strides;
     for (int a = 0; a < 2; ++a) {
       for (const AxisTarget& target : maps_[a].targets) {
         for (std::int64_t j = 0; j < target.lattice.count; ++j) {
@@ -41,34 +36,28 @@ class Depthwise final : public Kernel {
     }
     for (const Axis& axis : problem.axes) taps_ *= axis.kernel;
     row_count_ = problem.batch * static_cast<std::int64_t>(rows_[0].size() * rows_[1].size());
-    splits_ = std::clamp<std::int64_t>(std::min(row_count_, kMostPartials / std::max<std::int64_t>(weights(), 1)), 1,
-                                       kTasksWanted);
   }
 
   // The order of the rows refers to the maps.
   Depthwise(const Depthwise&) = delete;
   Depthwise& operator=(const Depthwise&) = delete;
 
-  std::size_t workspace_bytes() const {
-    return (problem_.direction == Direction::grad_weight ? splits_ : 1) * weights() * sizeof(T);
-  }
+  std::size_t workspace_bytes() const { return taps_ * channels() * sizeof(T); }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     T* const workspace = static_cast<T*>(buffers.workspace);
-    if (problem_.direction == Direction::grad_weight) return run_grad_weight(buffers, workspace, execution);
-    const bool forward = problem_.direction == Direction::forward;
     for_each_weight(static_cast<const E*>(buffers.weight), [&](const E* weight, std::int64_t tap) {
       element_ops<E, T>().load(weight, problem_.weight_strides[0], workspace + tap * channels(), 1, channels());
     });
     WeighCells<E, T> job;
     job.weights = workspace;
-    job.from_step = maps_[2].sources[0].step * source_strides_[4];
+    job.from_step = problem_.input_strides[4];
     job.channels = channels();
-    job.bias = problem_.bias && forward ? static_cast<const E*>(buffers.bias) : nullptr;
-    const E* const source = static_cast<const E*>(forward ? buffers.input : buffers.output);
-    E* const target = static_cast<E*>(forward ? buffers.output : buffers.input);
-    const Sizes sizes = forward ? problem_.output_sizes() : problem_.input_sizes();
-    job.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(target, sizes, target_strides_);
+    job.bias = problem_.bias ? static_cast<const E*>(buffers.bias) : nullptr;
+    const E* const source = static_cast<const E*>(buffers.input);
+    E* const target = static_cast<E*>(buffers.output);
+    const Sizes sizes = problem_.output_sizes();
+    job.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(target, sizes, problem_.output_strides);
     parallel_for(execution, row_count_, grain(), [&](std::int64_t begin, std::int64_t end) {
       WeighCells<E, T> own = job;
       std::vector<RowTap> taps;
@@ -76,8 +65,8 @@ class Depthwise final : public Kernel {
         const auto [from, to] = enter_row(row, taps);
         for_each_piece(taps, [&](const AxisTarget& width, std::int64_t first, std::int64_t cells, const Taps& pieces) {
           own.from = source + from;
-          own.to = target + to + (width.lattice.first + first * width.lattice.step) * target_strides_[4];
-          own.to_step = width.lattice.step * target_strides_[4];
+          own.to = target + to + (width.lattice.first + first * width.lattice.step) * problem_.output_strides[4];
+          own.to_step = width.lattice.step * problem_.output_strides[4];
           own.cells = cells;
           own.offsets = pieces.offsets.data();
           own.places = pieces.places.data();
@@ -114,14 +103,13 @@ class Depthwise final : public Kernel {
   };
 
   std::int64_t channels() const { return problem_.in_channels; }
-  std::int64_t weights() const { return taps_ * channels(); }
   // Rows that are worth a thread.
   std::int64_t grain() const {
     return std::max<std::int64_t>((1 << 14) / std::max<std::int64_t>(maps_[2].cells * channels(), 1), 1);
   }
 
   template <typename Visit>
-  void for_each_weight(auto* weight, const Visit& visit) const {
+  void for_each_weight(const E* weight, const Visit& visit) const {
     const Strides& strides = problem_.weight_strides;
     const auto& [depth, height, width] = problem_.axes;
     std::int64_t tap = 0;
@@ -150,13 +138,14 @@ class Depthwise final : public Kernel {
         const Lattice& in_height = maps_[1].sources[kh.source];
         const std::int64_t h = height.cell + kh.offset;
         if (h < 0 || h >= in_height.count) continue;
-        taps.push_back({(in_depth.first + d * in_depth.step) * source_strides_[2] +
-                            (in_height.first + h * in_height.step) * source_strides_[3],
+        taps.push_back({(in_depth.first + d * in_depth.step) * problem_.input_strides[2] +
+                            (in_height.first + h * in_height.step) * problem_.input_strides[3],
                         (kd.tap * problem_.axes[1].kernel + kh.tap) * problem_.axes[2].kernel * channels()});
       }
     }
-    return {image * source_strides_[0],
-            image * target_strides_[0] + depth.position * target_strides_[2] + height.position * target_strides_[3]};
+    return {image * problem_.input_strides[0], image * problem_.output_strides[0] +
+                                                   depth.position * problem_.output_strides[2] +
+                                                   height.position * problem_.output_strides[3]};
   }
 
   // Calls visit(width target, first cell, cells, taps) for pieces of a row that the same taps reach.
@@ -182,7 +171,7 @@ class Depthwise final : public Kernel {
             const Lattice& source = maps_[2].sources[tap.source];
             const std::int64_t cell = first + tap.offset;
             if (cell < 0 || cell >= source.count) continue;
-            taps.offsets.push_back(row.offset + (source.first + cell * source.step) * source_strides_[4]);
+            taps.offsets.push_back(row.offset + (source.first + cell * source.step) * problem_.input_strides[4]);
             taps.places.push_back(row.place + tap.tap * channels());
           }
         }
@@ -194,49 +183,11 @@ class Depthwise final : public Kernel {
     }
   }
 
-  // Rows are cut into splits by the problem alone, and the splits are added in order.
-  void run_grad_weight(const Buffers& buffers, T* partials, const Execution& execution) const {
-    const auto* const input = static_cast<const E*>(buffers.input);
-    const auto* const grad = static_cast<const E*>(buffers.output);
-    for_each_task(execution, splits_, [&](std::int64_t split) {
-      CorrelateCells<E, T> job;
-      job.sums = partials + split * weights();
-      std::fill_n(job.sums, weights(), T{0});
-      job.a_step = target_strides_[4];
-      job.b_step = maps_[2].sources[0].step * source_strides_[4];
-      job.channels = channels();
-      std::vector<RowTap> taps;
-      for (std::int64_t row = row_count_ * split / splits_; row < row_count_ * (split + 1) / splits_; ++row) {
-        const auto [from, to] = enter_row(row, taps);
-        for_each_piece(taps,
-                       [&](const AxisTarget& /*width*/, std::int64_t first, std::int64_t cells, const Taps& pieces) {
-                         job.a = input + to + first * target_strides_[4];
-                         job.b = grad + from;
-                         job.cells = cells;
-                         job.offsets = pieces.offsets.data();
-                         job.places = pieces.places.data();
-                         job.taps = static_cast<std::int64_t>(pieces.offsets.size());
-                         depthwise_ops<E, T>().correlate(job);
-                       });
-      }
-    });
-    for (std::int64_t split = 1; split < splits_; ++split) {
-      const T* const more = partials + split * weights();
-      for (std::int64_t i = 0; i < weights(); ++i) partials[i] += more[i];
-    }
-    for_each_weight(static_cast<E*>(buffers.weight), [&](E* weight, std::int64_t tap) {
-      element_ops<E, T>().store(partials + tap * channels(), 1, weight, problem_.weight_strides[0], channels(), T{0});
-    });
-  }
-
   Problem problem_;
   AxisMaps maps_;
-  Strides target_strides_{};  // grad_weight: the input is the target, position by position
-  Strides source_strides_{};
   std::array<std::vector<Row>, 2> rows_;  // of depth and height, in the order of their positions
   std::int64_t taps_ = 1;
   std::int64_t row_count_ = 0;
-  std::int64_t splits_ = 1;
 };
 
 // Whether the lattices of an axis are all of its positions.
@@ -256,14 +207,15 @@ Proposal propose_depthwise(const Problem& problem, const DeviceProperties& /*dev
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
     return Proposal::decline("needs at least one element");
   }
+  const bool forward = problem.direction == Direction::forward;
   if (problem.input_strides[1] != 1 || problem.output_strides[1] != 1 || problem.in_channels < kFewestChannels) {
-    return propose_depthwise_rows(problem);
+    return forward ? propose_depthwise_rows(problem) : propose_depthwise_row_gradients(problem);
   }
+  if (!forward) return propose_depthwise_gradients(problem);
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {
-    const bool forward = problem.direction == Direction::forward;
-    maps[a] = forward ? map_from_output(problem.axes[a]) : map_from_input(problem.axes[a]);
-    if (maps[a].sources.empty() || !is_covered(maps[a], forward ? problem.axes[a].output() : problem.axes[a].input)) {
+    maps[a] = map_from_output(problem.axes[a]);
+    if (maps[a].sources.empty() || !is_covered(maps[a], problem.axes[a].output())) {
       return Proposal::decline("needs a tap for every output");
     }
   }

@@ -158,50 +158,9 @@ void weigh(const WeighCells<E, T>& job) {
   job.past_caches ? weigh_cells<true>(job) : weigh_cells<false>(job);
 }
 
-// kTaps taps of one vector of channels.
-template <int kTaps, typename E, typename T>
-HWY_INLINE void correlate_taps(const CorrelateCells<E, T>& job, std::int64_t t, std::int64_t c) {
-  const hn::ScalableTag<T> tag;
-  hn::Vec<decltype(tag)> sums[kTaps];
-  const E* b[kTaps];
-  for (int i = 0; i < kTaps; ++i) {
-    sums[i] = hn::Zero(tag);
-    b[i] = job.b + job.offsets[t + i] + c;
-  }
-  for (std::int64_t j = 0; j < job.cells; ++j) {
-    const auto a = load_vector(tag, job.a + j * job.a_step + c);
-    for (int i = 0; i < kTaps; ++i) sums[i] = hn::MulAdd(a, load_vector(tag, b[i] + j * job.b_step), sums[i]);
-  }
-  for (int i = 0; i < kTaps; ++i) {
-    T* const place = job.sums + job.places[t + i] + c;
-    hn::StoreU(hn::Add(hn::LoadU(tag, place), sums[i]), tag, place);
-  }
-}
-
-template <typename E, typename T>
-void correlate(const CorrelateCells<E, T>& job) {
-  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  constexpr int kTogether = 4;
-  std::int64_t c = 0;
-  for (; c + kLanes <= job.channels; c += kLanes) {
-    std::int64_t t = 0;
-    for (; t + kTogether <= job.taps; t += kTogether) correlate_taps<kTogether>(job, t, c);
-    for (; t < job.taps; ++t) correlate_taps<1>(job, t, c);
-  }
-  for (; c < job.channels; ++c) {
-    for (std::int64_t t = 0; t < job.taps; ++t) {
-      T sum = 0;
-      for (std::int64_t j = 0; j < job.cells; ++j) {
-        sum += widen<E, T>(job.a[j * job.a_step + c]) * widen<E, T>(job.b[j * job.b_step + job.offsets[t] + c]);
-      }
-      job.sums[job.places[t] + c] += sum;
-    }
-  }
-}
-
 template <typename E, typename T>
 DepthwiseOps<E, T> make_depthwise_ops() {
-  return {weigh<E, T>, correlate<E, T>};
+  return {weigh<E, T>};
 }
 
 const DepthwiseOps<float, float>& float_depthwise() {

@@ -23,25 +23,9 @@ struct WeighCells {
   bool past_caches = false;  // `to` and its steps are whole cache lines, which nobody reads soon
 };
 
-// sums[places[t] + c] += sum over j of a[j a_step + c] b[j b_step + offsets[t] + c]
-template <typename E, typename T>
-struct CorrelateCells {
-  const E* a = nullptr;
-  std::int64_t a_step = 0;
-  const E* b = nullptr;
-  std::int64_t b_step = 0;
-  const std::int64_t* offsets = nullptr;
-  const std::int64_t* places = nullptr;
-  std::int64_t taps = 0;
-  std::int64_t cells = 0;
-  std::int64_t channels = 0;
-  T* sums = nullptr;
-};
-
 template <typename E, typename T>
 struct DepthwiseOps {
   void (*weigh)(const WeighCells<E, T>& job) = nullptr;
-  void (*correlate)(const CorrelateCells<E, T>& job) = nullptr;
 };
 
 template <typename E, typename T>

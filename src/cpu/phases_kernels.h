@@ -26,8 +26,11 @@ inline constexpr std::int64_t kLongestLine = std::int64_t{1} << 22;
 Proposal propose_correlate(const Problem& problem, const DeviceProperties& device);
 Proposal propose_grad_weight(const Problem& problem);
 Proposal propose_grad_bias(const Problem& problem);
-// Gradients of kernel == stride where input, weights and their gradients are used in place.
+// Parts of the "depthwise" family: forward along rows, gradients along channels and along rows.
 Proposal propose_depthwise_rows(const Problem& problem);
+Proposal propose_depthwise_gradients(const Problem& problem);
+Proposal propose_depthwise_row_gradients(const Problem& problem);
+// Gradients of kernel == stride where input, weights and their gradients are used in place.
 Proposal propose_patches(const Problem& problem, const DeviceProperties& device);
 
 // make<E, T>() with the element type of the problem and the type that it is computed in.

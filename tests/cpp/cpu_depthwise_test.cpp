@@ -1,5 +1,5 @@
-// The "depthwise" family, forced, against the reference: one channel a group, channels side by side, every direction
-// and instruction set.
+// The "depthwise" family, forced, against the reference: one channel a group, channels or rows side by side, every
+// direction and instruction set.
 #include <gtest/gtest.h>
 
 #include "cases.h"
@@ -39,11 +39,32 @@ Problem random_depthwise(Random& random) {
   return problem;
 }
 
-// The same with rows that lie side by side, of which forward is computed by this family.
+// Channels-last, so many channels or so long rows that gradients take them in parts.
+Problem random_parts(Random& random) {
+  Problem problem;
+  do {
+    problem = random_depthwise(random);
+    problem.direction = kDirections[uniform(random, 1, 2)];
+    problem.bias = false;
+    problem.batch = 1;
+    if (problem.rank == 1) {
+      problem.axes[2].input = uniform(random, 600, 900);
+    } else {
+      problem.groups = problem.in_channels = problem.out_channels = uniform(random, 120, 400);
+      problem.axes[1].input = uniform(random, 2, 4);
+      problem.axes[2].input = uniform(random, 20, 40);
+      problem.axes[0].input = std::min<std::int64_t>(problem.axes[0].input, 2);
+    }
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  problem.weight_strides = random_strides(random, problem.weight_sizes(), problem.direction != Direction::grad_weight);
+  return problem;
+}
+
+// The same with rows that lie side by side.
 Problem random_rows(Random& random) {
   Problem problem = random_depthwise(random);
-  problem.direction = Direction::forward;
-  problem.bias = chance(random, 0.5);
   if (problem.rank == 1 && chance(random, 0.3)) {  // rows that are stored piece by piece
     problem.axes[2].input = uniform(random, 2000, 4000);
     problem.groups = problem.in_channels = problem.out_channels = uniform(random, 1, 3);
@@ -55,6 +76,10 @@ Problem random_rows(Random& random) {
     problem.axes[1].output_padding = uniform(random, 0, problem.axes[1].stride - 1);
     problem.axes[1].pad_begin = problem.axes[1].pad_end = problem.axes[1].kernel / 2;
     problem.groups = problem.in_channels = problem.out_channels = uniform(random, 1, 20);
+  } else if (chance(random, 0.1)) {  // several boxes of an image
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a)
+      problem.axes[a].input += problem.rank == 3 ? 9 : 40;
+    problem.groups = problem.in_channels = problem.out_channels = uniform(random, 1, 2);
   }
   const auto with_gaps = [&](Sizes sizes) {
     if (chance(random, 0.3)) sizes[uniform(random, 1, 4)] += 3;
@@ -62,8 +87,49 @@ Problem random_rows(Random& random) {
   };
   problem.input_strides = with_gaps(problem.input_sizes());
   problem.output_strides = with_gaps(problem.output_sizes());
-  problem.weight_strides = random_strides(random, problem.weight_sizes(), true);
+  problem.weight_strides = random_strides(random, problem.weight_sizes(), problem.direction != Direction::grad_weight);
   return problem;
+}
+
+// The other gradient of a layer, in its own layout.
+Problem other_gradient(Problem problem, Random& random) {
+  const bool of_input = problem.direction == Direction::grad_weight;
+  problem.direction = of_input ? Direction::grad_input : Direction::grad_weight;
+  problem.weight_strides = random_strides(random, problem.weight_sizes(), of_input);
+  return problem;
+}
+
+// Both gradients in one pass have the same bits as one by one.
+void check_both(const Problem& problem, Random& random) {
+  const bool input_first = problem.direction == Direction::grad_input;
+  const Problem other = other_gradient(problem, random);
+  const Problem& of_input = input_first ? problem : other;
+  const Problem& of_weight = input_first ? other : problem;
+  const auto plan_input = plan(of_input, {}, "depthwise");
+  const auto plan_weight = plan(of_weight, {}, "depthwise");
+  Tensors for_input(of_input, random);
+  Tensors for_weight(of_weight, random);
+  for_weight.output.bytes = for_input.output.bytes;
+  Buffers input_buffers = for_input.buffers();
+  Buffers weight_buffers = for_weight.buffers();
+  weight_buffers.output = input_buffers.output;
+  run_with_workspace(*plan_input, input_buffers);
+  run_with_workspace(*plan_weight, weight_buffers);
+  const std::vector<std::byte> input_bytes = for_input.input.bytes;
+  const std::vector<std::byte> weight_bytes = for_weight.weight.bytes;
+  for (const int threads : {1, 3}) {
+    for_input.input.poison();
+    for_weight.weight.poison();
+    constexpr std::size_t kAlignment = 256;
+    const std::size_t size = std::max(plan_input->workspace_bytes, plan_weight->workspace_bytes);
+    std::vector<std::byte> memory(size + kAlignment, std::byte{0xff});
+    void* aligned = memory.data();
+    std::size_t space = memory.size();
+    input_buffers.workspace = weight_buffers.workspace = std::align(kAlignment, size, aligned, space);
+    run_both(*plan_input, input_buffers, *plan_weight, weight_buffers, on_threads(threads));
+    EXPECT_EQ(input_bytes, for_input.input.bytes) << to_string(of_input);
+    EXPECT_EQ(weight_bytes, for_weight.weight.bytes) << to_string(of_weight);
+  }
 }
 
 // False when the family declines.
@@ -89,6 +155,30 @@ TEST(Depthwise, RandomProblems) {
 TEST(Depthwise, EveryInstructionSet) {
   Random random(42);
   test::check_every_target(random, test::cases(60), 4, random_depthwise, check);
+}
+
+TEST(Depthwise, ChannelsLastInParts) {
+  Random random(47);
+  test::check_random_problems(random, test::cases(40), 3, random_parts, check);
+}
+
+TEST(Depthwise, BothGradientsAtOnce) {
+  Random random(46);
+  for (int i = 0; i < test::cases(120) && !HasFailure(); ++i) {
+    Problem problem = chance(random, 0.5)   ? random_depthwise(random)
+                      : chance(random, 0.8) ? random_rows(random)
+                                            : random_parts(random);
+    if (problem.direction == Direction::forward) {
+      problem.direction = Direction::grad_input;
+      problem.bias = false;
+    }
+    try {
+      plan(problem, {}, "depthwise");
+    } catch (const Error&) {
+      continue;
+    }
+    check_both(problem, random);
+  }
 }
 
 TEST(Depthwise, PastTheCaches) {
@@ -124,6 +214,7 @@ TEST(Depthwise, RowsPastTheCaches) {
   Random random(45);
   for (int i = 0; i < test::cases(40); ++i) {
     const Problem problem = random_rows(random);
+    if (problem.direction == Direction::grad_weight) continue;
     try {
       plan(problem, {}, "depthwise");
     } catch (const Error&) {
@@ -152,20 +243,22 @@ TEST(Depthwise, ThreadsChangeNothing) {
   for (const Direction direction : kDirections) {
     expect_threads_change_nothing(image_layer(direction, 3), "depthwise", random);
   }
-  Problem rows = image_layer(Direction::forward, 3);
-  set_contiguous(rows);
-  expect_threads_change_nothing(rows, "depthwise", random);
-  expect_sample_alone_is_the_same(rows, "depthwise", 2, random);
+  for (const Direction direction : kDirections) {
+    Problem rows = image_layer(direction, 3);
+    set_contiguous(rows);
+    expect_threads_change_nothing(rows, "depthwise", random);
+    if (direction != Direction::grad_weight) expect_sample_alone_is_the_same(rows, "depthwise", 2, random);
+  }
 }
 
-TEST(Depthwise, IsChosenForChannelsLastAndForRowsForward) {
+TEST(Depthwise, IsChosenForChannelsLastAndForRows) {
   const Problem problem = image_layer(Direction::forward, 2);
   EXPECT_EQ(plan(problem)->family, "depthwise");
   Problem contiguous = problem;
   set_contiguous(contiguous);
   EXPECT_EQ(plan(contiguous)->family, "depthwise");
   contiguous.direction = Direction::grad_input;
-  EXPECT_EQ(plan(contiguous)->family, "phases");
+  EXPECT_EQ(plan(contiguous)->family, "depthwise");
   Problem with_gaps = problem;  // a kernel smaller than its stride: outputs that no tap reaches
   with_gaps.axes[2] = {33, 2, 3, 1, 0, 0, 0};
   with_gaps.output_strides = channels_last_strides(with_gaps.output_sizes());

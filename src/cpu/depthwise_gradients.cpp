@@ -1,0 +1,343 @@
+// The "depthwise" family, gradients where channels lie side by side (channels-last). Row by row of the input; what a
+// row reads of the gradient of the output is used for both gradients, and what the next one reads is asked for
+// meanwhile. A vector holds channels:
+//   grad_input[j][c]    = sum over taps of  grad_output[j stride - padding + tap dilation][c] weight[tap][c]
+//   grad_weight[tap][c] = sum over j of     grad_output[j stride - padding + tap dilation][c] input[j][c]
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "cpu/caches.h"
+#include "cpu/depthwise_gradients_simd.h"
+#include "cpu/panels.h"
+#include "cpu/past_caches.h"
+#include "cpu/phases_kernels.h"
+#include "cpu/scratch.h"
+#include "cpu/simd.h"
+#include "cpu/tile.h"
+
+namespace tconv::cpu {
+namespace {
+
+constexpr std::int64_t kMostSplits = 32;       // of the rows, each with sums of its own
+constexpr std::int64_t kShareOfPartials = 32;  // of the tensors, at most
+
+// The taps of an axis that bring cell j to the output: [first, last).
+std::pair<std::int64_t, std::int64_t> taps_that_reach(const Axis& axis, std::int64_t j) {
+  const std::int64_t place = j * axis.stride - axis.pad_begin;
+  const std::int64_t first = place >= 0 ? 0 : std::min(ceil_div(-place, axis.dilation), axis.kernel);
+  const std::int64_t room = axis.output() - place;
+  const std::int64_t last = room <= 0 ? 0 : std::min(ceil_div(room, axis.dilation), axis.kernel);
+  return {first, std::max(first, last)};
+}
+
+template <typename E, typename T>
+class DepthwiseGradients final : public Kernel {
+ public:
+  explicit DepthwiseGradients(const Problem& problem)
+      : problem_(problem), tap_size_(round_up(problem.in_channels, kMostLanes)) {
+    const auto& [depth, height, width] = problem.axes;
+    taps_ = depth.kernel * height.kernel * width.kernel;
+    // What the cells of a row read, and what those of the next one will read beyond that, fits half of the L2 cache.
+    constexpr std::int64_t kLeast = std::max<std::int64_t>(kMostLanes, 64 / sizeof(E));
+    constexpr std::int64_t kFewCells = 8;
+    const auto fit = static_cast<std::int64_t>(static_cast<double>(caches().l2_bytes) / 2 / sizeof(E) /
+                                               static_cast<double>(depth.kernel * width.stride) /
+                                               static_cast<double>(height.kernel + height.stride));
+    block_ = std::max(fit / std::min(width.input, kFewCells) / kLeast * kLeast, kLeast);
+    block_ = block_ >= channels() ? channels() : round_up(ceil_div(channels(), ceil_div(channels(), block_)), kLeast);
+    cut_row(std::max<std::int64_t>(fit / block_, 1));
+    units_ = problem.batch * std::ssize(segments_) * depth.input * height.input;
+    const std::int64_t elements = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+    splits_ = std::clamp<std::int64_t>(std::min(units_, elements / kShareOfPartials / weights()), 1, kMostSplits);
+  }
+
+  // Weights, then the sums of every split.
+  std::size_t workspace_bytes() const {
+    const std::int64_t sums = problem_.direction == Direction::grad_weight ? splits_ : 0;
+    return (sums + 1) * weights() * sizeof(T);
+  }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    if (problem_.direction == Direction::grad_input) {
+      compute(this, &buffers, nullptr, execution);
+    } else {
+      compute(nullptr, nullptr, &buffers, execution);
+    }
+  }
+
+  bool run_with(const Kernel& grad_input, const Buffers& of_input, const Buffers& of_weight,
+                const Execution& execution) const override {
+    const auto* const other = dynamic_cast<const DepthwiseGradients*>(&grad_input);
+    if (other == nullptr || other->problem_.output_strides != problem_.output_strides ||
+        of_input.output != of_weight.output) {
+      return false;
+    }
+    compute(other, &of_input, &of_weight, execution);
+    return true;
+  }
+
+  std::string describe() const override {
+    std::string text = std::to_string(units_) + " rows, " + std::to_string(splits_) + " splits, ";
+    if (block_ < channels()) text += "blocks of " + std::to_string(block_) + " channels, ";
+    return text + "vectors along channels, " + target_name();
+  }
+
+ private:
+  // Cells of a row that the same taps reach.
+  struct Piece {
+    std::int64_t first;
+    std::int64_t cells;
+    std::int64_t first_tap;
+    std::int64_t taps;
+  };
+  struct Segment {
+    std::int64_t begin;
+    std::int64_t end;
+    std::vector<Piece> pieces;
+  };
+  // A row, or a part of it, and the kernel rows that reach it.
+  struct Unit {
+    std::int64_t image = 0;
+    std::int64_t segment = 0;
+    std::int64_t depth = 0;
+    std::int64_t height = 0;
+    std::vector<KernelRow> rows;
+
+    std::int64_t in(const Strides& strides) const {
+      return image * strides[0] + depth * strides[2] + height * strides[3];
+    }
+  };
+  struct Memory {
+    Scratch<T> results;
+    Unit now;
+    Unit next;
+    std::vector<Strip> strips;
+  };
+  struct Job {
+    const E* grad = nullptr;
+    const E* input = nullptr;  // nullptr: no grad_weight
+    const T* weights = nullptr;
+    T* sums = nullptr;
+    E* results = nullptr;  // nullptr: no grad_input
+    Strides result_strides{};
+    bool past_caches = false;
+    std::int64_t first_channel = 0;
+    std::int64_t channels = 0;
+  };
+
+  std::int64_t channels() const { return problem_.in_channels; }
+  std::int64_t weights() const { return taps_ * tap_size_; }
+
+  void cut_row(std::int64_t most) {
+    const Axis& width = problem_.axes[2];
+    const std::int64_t count = ceil_div(width.input, most);
+    std::int64_t inner = 0;  // cells that all taps reach: [inner, outer)
+    while (inner < width.input && taps_that_reach(width, inner) != std::pair{std::int64_t{0}, width.kernel}) ++inner;
+    std::int64_t outer = width.input;
+    while (outer > inner && taps_that_reach(width, outer - 1) != std::pair{std::int64_t{0}, width.kernel}) --outer;
+    for (std::int64_t s = 0; s < count; ++s) {
+      Segment segment{width.input * s / count, width.input * (s + 1) / count, {}};
+      for (std::int64_t j = segment.begin; j < segment.end;) {
+        const auto [first, last] = taps_that_reach(width, j);
+        std::int64_t end = j >= inner && j < outer ? std::min(outer, segment.end) : j + 1;
+        while (end < segment.end && taps_that_reach(width, end) == std::pair{first, last}) ++end;
+        segment.pieces.push_back({j, end - j, first, last - first});
+        j = end;
+      }
+      segments_.push_back(std::move(segment));
+    }
+  }
+
+  // Rows follow each other, so that they find what they share in the cache.
+  void enter(std::int64_t index, Unit& unit) const {
+    const auto& [depth, height, width] = problem_.axes;
+    const auto segments = std::ssize(segments_);
+    unit.height = index % height.input;
+    unit.depth = index / height.input % depth.input;
+    unit.segment = index / (height.input * depth.input) % segments;
+    unit.image = index / (height.input * depth.input) / segments;
+    unit.rows.clear();
+    const auto [first_d, last_d] = taps_that_reach(depth, unit.depth);
+    const auto [first_h, last_h] = taps_that_reach(height, unit.height);
+    for (std::int64_t kd = first_d; kd < last_d; ++kd) {
+      const std::int64_t d = unit.depth * depth.stride - depth.pad_begin + kd * depth.dilation;
+      for (std::int64_t kh = first_h; kh < last_h; ++kh) {
+        const std::int64_t h = unit.height * height.stride - height.pad_begin + kh * height.dilation;
+        unit.rows.push_back({d * problem_.output_strides[2] + h * problem_.output_strides[3],
+                             (kd * height.kernel + kh) * width.kernel * tap_size_});
+      }
+    }
+  }
+
+  // grad_input by `input`'s strides, or none (nullptr), and grad_weight by this one's, or none. Rows are cut into
+  // splits by the problem alone, and the splits are added in order.
+  void compute(const DepthwiseGradients* input, const Buffers* of_input, const Buffers* of_weight,
+               const Execution& execution) const {
+    T* const workspace = static_cast<T*>((of_weight != nullptr ? of_weight : of_input)->workspace);
+    T* const sums = workspace + weights();
+    Job all;
+    all.grad = static_cast<const E*>((of_weight != nullptr ? of_weight : of_input)->output);
+    all.weights = workspace;
+    if (of_weight != nullptr) all.input = static_cast<const E*>(of_weight->input);
+    if (of_input != nullptr) {
+      const Problem& problem = input->problem_;
+      all.result_strides = problem.input_strides;
+      all.results = static_cast<E*>(of_input->input);
+      const Sizes sizes = problem.input_sizes();
+      all.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(all.results, sizes, problem.input_strides);
+      for_each_weight(problem, static_cast<const E*>(of_input->weight), [&](const E* weight, std::int64_t tap) {
+        T* const to = workspace + tap * tap_size_;
+        element_ops<E, T>().load(weight, problem.weight_strides[0], to, 1, channels());
+        std::fill(to + channels(), to + tap_size_, T{0});
+      });
+    }
+    const std::int64_t blocks = ceil_div(channels(), block_);
+    for_each_task(execution, splits_ * blocks, [&](std::int64_t task) {
+      const std::int64_t split = task / blocks;
+      Job job = all;
+      job.first_channel = task % blocks * block_;
+      job.channels = std::min(block_, channels() - job.first_channel);
+      if (of_weight != nullptr) {
+        job.sums = sums + split * weights();
+        for (std::int64_t tap = 0; tap < taps_; ++tap) {
+          std::fill_n(job.sums + tap * tap_size_ + job.first_channel, round_up(job.channels, kMostLanes), T{0});
+        }
+      }
+      run_units(job, units_ * split / splits_, units_ * (split + 1) / splits_);
+      if (job.past_caches) hwy::FlushStream();  // before another thread reads the results
+    });
+    if (of_weight == nullptr) return;
+    for (std::int64_t split = 1; split < splits_; ++split) {
+      const T* const more = sums + split * weights();
+      for (std::int64_t i = 0; i < weights(); ++i) sums[i] += more[i];
+    }
+    for_each_weight(problem_, static_cast<E*>(of_weight->weight), [&](E* weight, std::int64_t tap) {
+      element_ops<E, T>().store(sums + tap * tap_size_, 1, weight, problem_.weight_strides[0], channels(), T{0});
+    });
+  }
+
+  template <typename Weight, typename Visit>
+  static void for_each_weight(const Problem& problem, Weight* weight, const Visit& visit) {
+    const Strides& strides = problem.weight_strides;
+    const auto& [depth, height, width] = problem.axes;
+    std::int64_t tap = 0;
+    for (std::int64_t d = 0; d < depth.kernel; ++d) {
+      for (std::int64_t h = 0; h < height.kernel; ++h) {
+        for (std::int64_t w = 0; w < width.kernel; ++w) {
+          visit(weight + d * strides[2] + h * strides[3] + w * strides[4], tap++);
+        }
+      }
+    }
+  }
+
+  void run_units(const Job& job, std::int64_t begin, std::int64_t end) const {
+    thread_local Memory memory;
+    const DepthwiseGradientOps<E, T>& ops = depthwise_gradient_ops<E, T>();
+    const Axis& width = problem_.axes[2];
+    const Strides& grad_strides = problem_.output_strides;
+    const Strides& input_strides = problem_.input_strides;
+    const std::int64_t c = job.first_channel;
+    GradientCells<E, T> part;
+    part.cell_step = width.stride * grad_strides[4];
+    part.tap_step = width.dilation * grad_strides[4];
+    part.input_step = input_strides[4];
+    part.tap_size = tap_size_;
+    part.channels = job.channels;
+    enter(begin, memory.now);
+    for (std::int64_t u = begin; u < end; ++u) {
+      memory.strips.clear();
+      if (u + 1 < end) {
+        enter(u + 1, memory.next);
+        plan_ahead(job, memory);
+      }
+      const Unit& unit = memory.now;
+      const Segment& segment = segments_[unit.segment];
+      const std::int64_t cells = segment.end - segment.begin;
+      part.lines_ahead = lines_at_a_time(memory.strips, std::ssize(unit.rows) * width.kernel,
+                                         cells * ceil_div(job.channels, kMostLanes));
+      memory.strips.emplace_back();
+      part.ahead = memory.strips.data();
+      T* const results = memory.results.get(cells * round_up(job.channels, kMostLanes));
+      part.result_step = cells * kMostLanes;
+      part.rows = unit.rows.data();
+      part.row_count = std::ssize(unit.rows);
+      for (const Piece& piece : segment.pieces) {
+        const std::int64_t place = piece.first * width.stride - width.pad_begin + piece.first_tap * width.dilation;
+        part.grad = job.grad + unit.image * grad_strides[0] + place * grad_strides[4] + c;
+        if (job.input != nullptr) {
+          part.input = job.input + unit.in(input_strides) + piece.first * input_strides[4] + c;
+          part.sums = job.sums + piece.first_tap * tap_size_ + c;
+        }
+        part.weights = job.weights + piece.first_tap * tap_size_ + c;
+        if (job.results != nullptr) part.results = results + (piece.first - segment.begin) * kMostLanes;
+        part.taps = piece.taps;
+        part.cells = piece.cells;
+        ops.cells(part);
+      }
+      if (job.results != nullptr) {
+        const Strides& strides = job.result_strides;
+        E* const to = job.results + unit.in(strides) + segment.begin * strides[4] + c;
+        ops.put_cells(results, part.result_step, to, strides[4], cells, job.channels, job.past_caches);
+      }
+      std::swap(memory.now, memory.next);
+    }
+  }
+
+  // What the next unit reads and this one does not, where all channels of its cells are read.
+  void plan_ahead(const Job& job, Memory& memory) const {
+    const Axis& width = problem_.axes[2];
+    const Unit& now = memory.now;
+    const Unit& next = memory.next;
+    const Segment& segment = segments_[next.segment];
+    const auto add = [&](const E* row, std::int64_t first, std::int64_t last, std::int64_t step) {
+      if (step != job.channels || first >= last) return;
+      const auto* const begin = reinterpret_cast<const char*>(row + first * step);
+      const auto* const end = reinterpret_cast<const char*>(row + last * step);
+      if (!memory.strips.empty() && memory.strips.back().end == begin) {
+        memory.strips.back().end = end;
+      } else {
+        memory.strips.push_back({begin, end});
+      }
+    };
+    const Strides& grad_strides = problem_.output_strides;
+    const std::int64_t first = segment.begin * width.stride - width.pad_begin;
+    const std::int64_t last = (segment.end - 1) * width.stride - width.pad_begin + (width.kernel - 1) * width.dilation;
+    for (const KernelRow& row : next.rows) {
+      const auto same = [&](const KernelRow& other) { return other.offset == row.offset; };
+      if (next.image == now.image && next.segment == now.segment &&
+          std::any_of(now.rows.begin(), now.rows.end(), same)) {
+        continue;
+      }
+      add(job.grad + next.image * grad_strides[0] + row.offset, std::max<std::int64_t>(first, 0),
+          std::min(last + 1, width.output()), grad_strides[4]);
+    }
+    if (job.input != nullptr) {
+      add(job.input + next.in(problem_.input_strides), segment.begin, segment.end, problem_.input_strides[4]);
+    }
+  }
+
+  Problem problem_;
+  std::int64_t tap_size_ = 1;  // elements of the weights, or the sums, of a tap
+  std::int64_t taps_ = 1;
+  std::int64_t block_ = 1;  // channels
+  std::vector<Segment> segments_;
+  std::int64_t units_ = 0;
+  std::int64_t splits_ = 1;
+};
+
+}  // namespace
+
+Proposal propose_depthwise_gradients(const Problem& problem) {
+  return with_types(problem.dtype, [&]<typename E, typename T> {
+    Proposal proposal;
+    const auto kernel = std::make_shared<DepthwiseGradients<E, T>>(problem);
+    proposal.workspace_bytes = kernel->workspace_bytes();
+    proposal.kernel = kernel;
+    return proposal;
+  });
+}
+
+}  // namespace tconv::cpu

@@ -1,0 +1,504 @@
+#include "cpu/depthwise_gradients_simd.h"
+
+#include "cpu/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/depthwise_gradients_simd.cpp"
+#include <hwy/foreach_target.h>  // includes this file once per instruction set
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "cpu/panels.h"
+#include "cpu/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tconv::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Taps whose weights and sums stay in registers.
+constexpr int kTogether = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
+
+// Asks for the next lines of a strip, into the L2 cache.
+class Asking {
+ public:
+  HWY_INLINE Asking(Strip*& strips, std::int64_t lines) : lines_(lines) {
+    while (strips->at >= strips->end && strips->end != nullptr) ++strips;
+    strip_ = strips;
+    at_ = strips->at;
+    end_ = strips->end;
+  }
+  HWY_INLINE ~Asking() { strip_->at = at_; }
+  Asking(const Asking&) = delete;
+  Asking& operator=(const Asking&) = delete;
+
+  HWY_INLINE void ask() {
+    constexpr std::int64_t kLine = 64;
+    if (at_ >= end_) return;
+    __builtin_prefetch(at_, 0, 2);
+    if (lines_ > 1) __builtin_prefetch(at_ + kLine, 0, 2);
+    if (lines_ > 2) __builtin_prefetch(at_ + 2 * kLine, 0, 2);
+    if (lines_ > 3) __builtin_prefetch(at_ + 3 * kLine, 0, 2);
+    at_ += lines_ * kLine;
+  }
+
+ private:
+  Strip* strip_;
+  std::int64_t lines_;  // at a time
+  const char* at_;
+  const char* end_;
+};
+
+// Keeps a vector that is used twice in a register: GCC would rather load it twice.
+template <class V>
+HWY_INLINE void hold([[maybe_unused]] V& vector) {
+#if HWY_ARCH_X86 && HWY_COMPILER_GCC && HWY_TARGET != HWY_SCALAR
+  asm("" : "+v"(vector.raw));
+#endif
+}
+
+// `count` elements; zeros beyond them, where nothing is read.
+template <bool kPartial, typename E, class D>
+HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, std::int64_t count) {
+  using T = hn::TFromD<D>;
+  if constexpr (std::is_same_v<E, T> && !kPartial) {
+    return hn::LoadU(tag, from);
+  } else if constexpr (std::is_same_v<E, T> && kMaskedStores) {
+    return hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(count)), tag, from);
+  } else if constexpr (std::is_same_v<E, BFloat16> && !kPartial) {
+    const hn::Rebind<std::uint16_t, D> bits;
+    const hn::RebindToUnsigned<D> wide;
+    const auto loaded = hn::LoadU(bits, reinterpret_cast<const std::uint16_t*>(from));
+    return hn::BitCast(tag, hn::ShiftLeft<16>(hn::PromoteTo(wide, loaded)));
+  } else {
+    constexpr std::int64_t kLanes = hn::MaxLanes(D());
+    T values[kLanes] = {};
+    for (std::int64_t i = 0; i < (kPartial ? count : kLanes); ++i) values[i] = widen<E, T>(from[i]);
+    return hn::LoadU(tag, values);
+  }
+}
+
+// What a call computes.
+template <bool kOfInput, bool kOfWeight>
+struct Wanted {
+  static constexpr bool kInput = kOfInput;
+  static constexpr bool kWeight = kOfWeight;
+};
+
+// Taps [t, t + kTaps) of the kernel rows [r, r + kRows), for one vector of channels, of which `count` are there. The
+// results of other taps are there already unless these are the first.
+template <int kRows, int kTaps, class W, bool kPartial, typename E, typename T>
+HWY_INLINE void taps_of_cells(GradientCells<E, T>& job, std::int64_t r, std::int64_t t, std::int64_t c,
+                              std::int64_t count) {
+  const hn::ScalableTag<T> tag;
+  hn::Vec<decltype(tag)> weights[kRows][kTaps];
+  hn::Vec<decltype(tag)> sums[kRows][kTaps];
+  const E* grad[kRows];
+  for (int k = 0; k < kRows; ++k) {
+    grad[k] = job.grad + job.rows[r + k].offset + t * job.tap_step + c;
+    for (int i = 0; i < kTaps; ++i) {
+      const std::int64_t place = job.rows[r + k].place + (t + i) * job.tap_size + c;
+      if constexpr (W::kInput) weights[k][i] = hn::LoadU(tag, job.weights + place);
+      sums[k][i] = hn::Zero(tag);
+    }
+  }
+  {
+    Asking asking(job.ahead, job.lines_ahead);
+    const bool more = r > 0 || t > 0;
+    const E* input = W::kWeight ? job.input + c : nullptr;
+    T* results = W::kInput ? job.results + c / kMostLanes * job.result_step + c % kMostLanes : nullptr;
+    const std::int64_t tap_step = job.tap_step;
+    for (std::int64_t j = 0; j < job.cells; ++j) {
+      asking.ask();
+      auto x = hn::Zero(tag);
+      hn::Vec<decltype(tag)> result[kRows];
+      if constexpr (W::kWeight) x = load_some<kPartial>(tag, input, count);
+      for (int k = 0; k < kRows; ++k) result[k] = hn::Zero(tag);
+      if constexpr (W::kInput) {
+        if (more) result[0] = hn::LoadU(tag, results);
+      }
+      for (int k = 0; k < kRows; ++k) {
+        for (int i = 0; i < kTaps; ++i) {
+          auto g = load_some<kPartial>(tag, grad[k] + i * tap_step, count);
+          hold(g);
+          if constexpr (W::kInput) result[k] = hn::MulAdd(g, weights[k][i], result[k]);
+          if constexpr (W::kWeight) sums[k][i] = hn::MulAdd(g, x, sums[k][i]);
+        }
+        grad[k] += job.cell_step;
+      }
+      if constexpr (W::kInput) {
+        if constexpr (kRows == 2) result[0] = hn::Add(result[0], result[1]);
+        hn::StoreU(result[0], tag, results);
+        results += kMostLanes;
+      }
+      if constexpr (W::kWeight) input += job.input_step;
+    }
+  }
+  if constexpr (W::kWeight) {
+    for (int k = 0; k < kRows; ++k) {
+      for (int i = 0; i < kTaps; ++i) {
+        T* const place = job.sums + job.rows[r + k].place + (t + i) * job.tap_size + c;
+        hn::StoreU(hn::Add(hn::LoadU(tag, place), sums[k][i]), tag, place);
+      }
+    }
+  }
+}
+
+// All taps of kRows kernel rows.
+template <int kRows, class W, bool kPartial, typename E, typename T>
+HWY_INLINE void rows_of_cells(GradientCells<E, T>& job, std::int64_t r, std::int64_t c, std::int64_t count) {
+  constexpr int kMost = kTogether / kRows;
+  std::int64_t t = 0;
+  for (; t + kMost <= job.taps; t += kMost) taps_of_cells<kRows, kMost, W, kPartial>(job, r, t, c, count);
+  if constexpr (kMost > 4) {
+    for (; t + 4 <= job.taps; t += 4) taps_of_cells<kRows, 4, W, kPartial>(job, r, t, c, count);
+  }
+  if constexpr (kMost > 2) {
+    if (t + 3 == job.taps) return taps_of_cells<kRows, 3, W, kPartial>(job, r, t, c, count);
+    if (t + 2 == job.taps) return taps_of_cells<kRows, 2, W, kPartial>(job, r, t, c, count);
+  }
+  if (t < job.taps) taps_of_cells<kRows, 1, W, kPartial>(job, r, t, c, count);
+}
+
+template <class W, bool kPartial, typename E, typename T>
+void vector_of_cells(GradientCells<E, T>& job, std::int64_t c, std::int64_t count) {
+  std::int64_t r = 0;
+  if (job.taps <= kTogether / 2) {
+    for (; r + 2 <= job.row_count; r += 2) rows_of_cells<2, W, kPartial>(job, r, c, count);
+  }
+  for (; r < job.row_count; ++r) rows_of_cells<1, W, kPartial>(job, r, c, count);
+}
+
+template <class W, typename E, typename T>
+void gradients_of_cells(GradientCells<E, T>& job) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  if (W::kInput && (job.taps == 0 || job.row_count == 0)) {
+    for (std::int64_t c = 0; c < job.channels; c += kMostLanes) {
+      std::fill_n(job.results + c / kMostLanes * job.result_step, job.cells * kMostLanes, T{0});
+    }
+    return;
+  }
+  std::int64_t c = 0;
+  for (; c + kLanes <= job.channels; c += kLanes) vector_of_cells<W, false>(job, c, kLanes);
+  if (c < job.channels) vector_of_cells<W, true>(job, c, job.channels - c);
+}
+
+template <typename E, typename T>
+void put_cells(const T* results, std::int64_t result_step, E* to, std::int64_t to_step, std::int64_t cells,
+               std::int64_t channels, bool past_caches) {
+  for (std::int64_t j = 0; j < cells; ++j, results += kMostLanes, to += to_step) {
+    std::int64_t c = 0;
+    for (; c + kMostLanes <= channels; c += kMostLanes) {
+      const T* const from = results + c / kMostLanes * result_step;
+      if constexpr (std::is_same_v<E, T>) {
+        const hn::ScalableTag<T> tag;
+        constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+        for (std::int64_t v = 0; v < kMostLanes; v += kLanes) {
+          const auto vector = hn::LoadU(tag, from + v);
+          past_caches ? hn::Stream(vector, tag, to + c + v) : hn::StoreU(vector, tag, to + c + v);
+        }
+      } else {
+        for (std::int64_t i = 0; i < kMostLanes; ++i) to[c + i] = narrow<E, T>(from[i]);
+      }
+    }
+    const T* const from = results + c / kMostLanes * result_step;
+    for (std::int64_t i = 0; c + i < channels; ++i) to[c + i] = narrow<E, T>(from[i]);
+  }
+}
+
+template <typename E, typename T>
+void cells(GradientCells<E, T>& job) {
+  if (job.sums == nullptr) return gradients_of_cells<Wanted<true, false>>(job);
+  if (job.results == nullptr) return gradients_of_cells<Wanted<false, true>>(job);
+  gradients_of_cells<Wanted<true, true>>(job);
+}
+
+// kTaps taps of all rows. The results of other taps are there already unless these are the first.
+template <int kTaps, class W, typename T>
+HWY_INLINE void taps_of_rows(GradientRows<T>& job, std::int64_t t) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  hn::Vec<decltype(tag)> weights[kTaps];
+  hn::Vec<decltype(tag)> sums[kTaps];
+  const T* grad[kTaps];
+  for (int i = 0; i < kTaps; ++i) {
+    grad[i] = job.grad + job.offsets[t + i];
+    if constexpr (W::kInput) weights[i] = hn::Set(tag, job.weights[t + i]);
+    sums[i] = hn::Zero(tag);
+  }
+  {
+    Asking asking(job.ahead, job.lines_ahead);
+    const T* const input = job.input;
+    T* const results = job.results;
+    const bool more = t > 0;
+    // One vector from `at` on.
+    const auto step = [&](std::int64_t at, const auto& load) HWY_ATTR {
+      asking.ask();
+      auto x = hn::Zero(tag);
+      auto result = hn::Zero(tag);
+      auto other = hn::Zero(tag);
+      if constexpr (W::kWeight) x = hn::LoadU(tag, input + at);
+      if constexpr (W::kInput) {
+        if (more) result = hn::LoadU(tag, results + at);
+      }
+      for (int i = 0; i < kTaps; ++i) {
+        auto g = load(grad[i] + at);
+        hold(g);
+        if constexpr (W::kInput) {
+          auto& sum = i < (kTaps + 1) / 2 ? result : other;
+          sum = hn::MulAdd(g, weights[i], sum);
+        }
+        if constexpr (W::kWeight) sums[i] = hn::MulAdd(g, x, sums[i]);
+      }
+      if constexpr (W::kInput) hn::StoreU(hn::Add(result, other), tag, results + at);
+    };
+    const std::int64_t whole = job.cells / kLanes * kLanes;
+    // What lies beyond a row is read by other rows, not by this one.
+    const auto rest = hn::FirstN(tag, static_cast<std::size_t>(job.cells - whole));
+    for (std::int64_t r = 0; r < job.rows; ++r) {
+      std::int64_t at = r * job.row_step;
+      const std::int64_t end = at + whole;
+      for (; at < end; at += kLanes) step(at, [tag](const T* from) HWY_ATTR { return hn::LoadU(tag, from); });
+      if (whole == job.cells) continue;
+      step(at, [tag, rest](const T* from) HWY_ATTR { return hn::IfThenElseZero(rest, hn::LoadU(tag, from)); });
+    }
+  }
+  if constexpr (W::kWeight) {
+    for (int i = 0; i < kTaps; ++i) {
+      T* const place = job.sums + (t + i) * kMostLanes;
+      hn::StoreU(hn::Add(hn::LoadU(tag, place), sums[i]), tag, place);
+    }
+  }
+}
+
+template <class W, typename T>
+void gradients_of_rows(GradientRows<T>& job) {
+  std::int64_t t = 0;
+  for (; t + kTogether <= job.taps; t += kTogether) taps_of_rows<kTogether, W>(job, t);
+  if constexpr (kTogether > 4) {
+    if (t + 4 <= job.taps) {
+      taps_of_rows<4, W>(job, t);
+      t += 4;
+    }
+  }
+  if (t + 3 == job.taps) return taps_of_rows<3, W>(job, t);
+  if (t + 2 == job.taps) return taps_of_rows<2, W>(job, t);
+  if (t + 1 == job.taps) return taps_of_rows<1, W>(job, t);
+}
+
+template <typename T>
+void rows(GradientRows<T>& job) {
+  if (job.sums == nullptr) return gradients_of_rows<Wanted<true, false>>(job);
+  if (job.results == nullptr) return gradients_of_rows<Wanted<false, true>>(job);
+  gradients_of_rows<Wanted<true, true>>(job);
+}
+
+// `each` elements of every phase in whole vectors, the last one over what the one before wrote; returns how many.
+template <int kPhases, class D, typename T>
+HWY_INLINE std::int64_t split_vectors(D tag, const T* from, std::int64_t each, T* const* to) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(D());
+  if (each < kLanes) {
+    if constexpr (kLanes * sizeof(T) > 16) {
+      return split_vectors<kPhases>(hn::Half<D>(), from, each, to);
+    } else {
+      return 0;
+    }
+  }
+  for (std::int64_t done = 0; done < each; done += kLanes) {
+    const std::int64_t first = std::min(done, each - kLanes);
+    const T* const place = from + first * kPhases;
+    hn::Vec<D> a;
+    hn::Vec<D> b;
+    hn::Vec<D> c;
+    hn::Vec<D> d;
+    if constexpr (kPhases == 1) a = hn::LoadU(tag, place);
+    if constexpr (kPhases == 2) hn::LoadInterleaved2(tag, place, a, b);
+    if constexpr (kPhases == 3) hn::LoadInterleaved3(tag, place, a, b, c);
+    if constexpr (kPhases == 4) hn::LoadInterleaved4(tag, place, a, b, c, d);
+    hn::StoreU(a, tag, to[0] + first);
+    if constexpr (kPhases > 1) hn::StoreU(b, tag, to[1] + first);
+    if constexpr (kPhases > 2) hn::StoreU(c, tag, to[2] + first);
+    if constexpr (kPhases > 3) hn::StoreU(d, tag, to[3] + first);
+  }
+  return each;
+}
+
+template <int kPhases, typename T>
+void split_few(const T* from, std::int64_t count, T* const* to) {
+  const std::int64_t done = split_vectors<kPhases>(hn::ScalableTag<T>(), from, count / kPhases, to);
+  for (std::int64_t i = done * kPhases; i < count; ++i) to[i % kPhases][i / kPhases] = from[i];
+}
+
+// Many phases are split into a few, and those again.
+template <typename T>
+void split_row(const T* from, std::int64_t count, std::int64_t phases, T* const* to, T* room) {
+  constexpr std::int64_t kMost = 32;  // that are split twice
+  switch (phases) {
+    case 1: return split_few<1>(from, count, to);
+    case 2: return split_few<2>(from, count, to);
+    case 3: return split_few<3>(from, count, to);
+    case 4: return split_few<4>(from, count, to);
+    default: break;
+  }
+  const std::int64_t first = phases % 4 == 0 ? 4 : phases % 3 == 0 ? 3 : 2;
+  if (phases > kMost || phases % first != 0) {
+    for (std::int64_t i = 0; i < count; i += phases) {
+      for (std::int64_t p = 0; p < std::min(phases, count - i); ++p) to[p][i / phases] = from[i + p];
+    }
+    return;
+  }
+  const std::int64_t each = count / first + 1;
+  T* lines[4];
+  for (std::int64_t p = 0; p < first; ++p) lines[p] = room + p * each;
+  split_row<T>(from, count, first, lines, nullptr);
+  for (std::int64_t p = 0; p < first; ++p) {
+    T* ends[kMost];
+    for (std::int64_t q = 0; q < phases / first; ++q) ends[q] = to[p + q * first];
+    split_row<T>(lines[p], (count - p + first - 1) / first, phases / first, ends, room + first * each);
+  }
+}
+
+template <int kPhases, typename T>
+void split_few_rows(const SplitRows<T, T>& job) {
+  T* to[kPhases];
+  std::copy_n(job.to, kPhases, to);
+  for (std::int64_t r = 0; r < job.rows; ++r) {
+    split_few<kPhases>(job.from + r * job.from_step, job.count, to);
+    for (int p = 0; p < kPhases; ++p) to[p] += job.to_step;
+  }
+}
+
+template <typename E, typename T>
+void split(const SplitRows<E, T>& job) {
+  if constexpr (std::is_same_v<E, T>) {
+    switch (job.phases) {
+      case 1: return split_few_rows<1>(job);
+      case 2: return split_few_rows<2>(job);
+      case 3: return split_few_rows<3>(job);
+      case 4: return split_few_rows<4>(job);
+      default: break;
+    }
+  }
+  constexpr std::int64_t kMost = 32;
+  for (std::int64_t r = 0; r < job.rows; ++r) {
+    const E* const row = job.from + r * job.from_step;
+    if (job.phases > kMost) {
+      for (std::int64_t i = 0; i < job.count; ++i) {
+        job.to[i % job.phases][r * job.to_step + i / job.phases] = widen<E, T>(row[i]);
+      }
+      continue;
+    }
+    T* to[kMost];
+    for (std::int64_t p = 0; p < job.phases; ++p) to[p] = job.to[p] + r * job.to_step;
+    const T* from = nullptr;
+    if constexpr (std::is_same_v<E, T>) {
+      from = row;
+    } else {
+      for (std::int64_t i = 0; i < job.count; ++i) job.room[i] = widen<E, T>(row[i]);
+      from = job.room;
+    }
+    split_row<T>(from, job.count, job.phases, to, job.room + job.count);
+  }
+}
+
+template <typename E, typename T>
+void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
+  std::int64_t i = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    const hn::ScalableTag<T> tag;
+    constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    if (past_caches) {
+      for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
+      for (; i + kLine <= count; i += kLine) {
+        for (std::int64_t v = 0; v < kLine; v += kLanes) hn::Stream(hn::LoadU(tag, from + i + v), tag, to + i + v);
+      }
+    }
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+  }
+  for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
+}
+
+// Rows that follow each other are put side by side first, so that whole lines are stored.
+template <typename E, typename T>
+void put_rows(const PutRows<E, T>& job) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  if (job.to_step != job.count || job.rows == 1) {
+    for (std::int64_t r = 0; r < job.rows; ++r) {
+      put_row(job.from + r * job.from_step, job.to + r * job.to_step, job.count, job.past_caches);
+    }
+    return;
+  }
+  for (std::int64_t r = 1; r < job.rows; ++r) {
+    const T* const from = job.from + r * job.from_step;
+    T* const to = job.from + r * job.count;
+    for (std::int64_t i = 0; i < job.count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+  }
+  put_row(job.from, job.to, job.rows * job.count, job.past_caches);
+}
+
+template <typename T>
+void sum_lanes(const T* sums, std::int64_t count, T* to) {
+  const hn::ScalableTag<T> tag;
+  for (std::int64_t i = 0; i < count; ++i)
+    to[i] = hn::GetLane(hn::SumOfLanes(tag, hn::LoadU(tag, sums + i * kMostLanes)));
+}
+
+template <typename E, typename T>
+DepthwiseGradientOps<E, T> make_ops() {
+  return {cells<E, T>, put_cells<E, T>, rows<T>, split<E, T>, put_rows<E, T>, sum_lanes<T>};
+}
+
+const DepthwiseGradientOps<float, float>& float_gradients() {
+  static const auto ops = make_ops<float, float>();
+  return ops;
+}
+const DepthwiseGradientOps<double, double>& double_gradients() {
+  static const auto ops = make_ops<double, double>();
+  return ops;
+}
+const DepthwiseGradientOps<Float16, float>& float16_gradients() {
+  static const auto ops = make_ops<Float16, float>();
+  return ops;
+}
+const DepthwiseGradientOps<BFloat16, float>& bfloat16_gradients() {
+  static const auto ops = make_ops<BFloat16, float>();
+  return ops;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tconv::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tconv::cpu {
+
+HWY_EXPORT(float_gradients);
+HWY_EXPORT(double_gradients);
+HWY_EXPORT(float16_gradients);
+HWY_EXPORT(bfloat16_gradients);
+
+template <>
+const DepthwiseGradientOps<float, float>& depthwise_gradient_ops<float, float>() {
+  return HWY_DYNAMIC_DISPATCH(float_gradients)();
+}
+template <>
+const DepthwiseGradientOps<double, double>& depthwise_gradient_ops<double, double>() {
+  return HWY_DYNAMIC_DISPATCH(double_gradients)();
+}
+template <>
+const DepthwiseGradientOps<Float16, float>& depthwise_gradient_ops<Float16, float>() {
+  return HWY_DYNAMIC_DISPATCH(float16_gradients)();
+}
+template <>
+const DepthwiseGradientOps<BFloat16, float>& depthwise_gradient_ops<BFloat16, float>() {
+  return HWY_DYNAMIC_DISPATCH(bfloat16_gradients)();
+}
+
+}  // namespace tconv::cpu
+#endif
