@@ -33,16 +33,16 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
         40x64, 600 blocks (2 per multiprocessor), 87 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x6x42 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x128, 432 blocks
         (1 per multiprocessor), 38 KiB shared, weights in place) [8.0 and later, TF32]
-    forward: tile (1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks
-        (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, strict]
+    forward: tile (1 phases x 16 channels by 1x1x1x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x16, 3600 blocks
+        (2 per multiprocessor), 28 KiB shared, weights packed) [8.0 and later, strict]
     grad_input: tile (24 channels by 1x1x3x20 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 32x32, 512
         blocks (2 per multiprocessor), 52 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (32 channels by 1x1x6x40 cells, depth 8x15 of 40x15 in 1x1 planes, streams to warpgroups 1x2x1
         of 32x128, 128 blocks (1 per multiprocessor), 217 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x1x4 of 16x64, 960
         blocks (3 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, TF32]
-    grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
-        blocks (2 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, strict]
+    grad_input: tile (16 channels by 1x1x2x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x16, 1920
+        blocks (2 per multiprocessor), 27 KiB shared, weights packed) [8.0 and later, strict]
     grad_weight: reduce (64 out channels by 1x1x5 taps x 24 channels; 1x1x1x88 pixels at a time, warpgroups 1x1x1 of
         64x120 and 8 warps that load, copies of 1 and 4, 44 parts, 132 blocks (1 per multiprocessor), 195 KiB
         shared) [Hopper, TF32]
@@ -52,8 +52,8 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     grad_weight: reduce (32 in channels by 1x1x5 taps x 40 channels; 1x1x4x16 pixels at a time, warps 2x1x1 of
         16x208, vectors of 4 and 1, 72 parts, 216 blocks (2 per multiprocessor), 45 KiB shared) [8.0 and later,
         TF32]
-    grad_weight: reduce (16 out channels by 1x1x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x1 of
-        16x128, vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 25 KiB shared) [8.0 and later,
+    grad_weight: reduce (16 out channels by 1x3x5 taps x 8 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of
+        16x48, vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 24 KiB shared) [8.0 and later,
         strict]
 
 The kinds of kernel:
@@ -706,6 +706,7 @@ __device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
 constexpr bool kRowRuns = true;
@@ -816,6 +817,7 @@ __device__ constexpr unsigned kFixedBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 24, 25, 26, 27, 28, 48, 49, 50, 51, 52, };
 __constant__ unsigned kBackRows[] = {3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, 3u, };
 #define kClusterAttribute
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
 constexpr bool kRowRuns = false;
@@ -1064,6 +1066,7 @@ __device__ __forceinline__ void multiply(float (&d)[5][4], const unsigned (&a)[4
     "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
 constexpr bool kRowRuns = true;
@@ -1207,6 +1210,7 @@ __device__ __forceinline__ void multiply(float (&d)[4][4], const unsigned (&a)[4
     "+f"(d[3][2]), "+f"(d[3][3])
  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
 constexpr bool kRowRuns = false;
@@ -1483,6 +1487,7 @@ __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
 constexpr bool kRowRuns = false;
@@ -1648,19 +1653,19 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 5750784; }
 """
 PIECES["forward_ampere_strict"] = r"""
-// forward, tile: 1 phases x 16 channels by 1x1x3x21 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x32, 1632 blocks (2
-// per multiprocessor), 30 KiB shared, weights packed
+// forward, tile: 1 phases x 16 channels by 1x1x1x28 cells, depth 8x15 of 24x15, warps 1x2x4 of 16x16, 3600 blocks (2
+// per multiprocessor), 28 KiB shared, weights packed
 namespace forward_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2,
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1, 28}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, false, 1, 2, 1, 2, 4, 1, 2, 1, 15, 3, true, 2,
     true, false, 1, {0, 0, 0}, false, false, false, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
+__device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
+__constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
 #include "tile.cuh"
@@ -1674,14 +1679,15 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 24, 40, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     true, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 2, 3}, {1, 1, 1}, {0ULL, 18446744073709551600ULL,
-    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 3, 21}, 16, false, false, 0, 0, 0,
-    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2,
+    18446744073709551600ULL}, {0ULL, 0ULL, 0ULL}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1, 28}, 16, false, false, 0, 0, 0,
+    0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0, false, false, false, 1, 2, 1, 2, 4, 1, 2, 1, 15, 3, true, 2,
     true, false, 1, {0, 0, 0}, false, false, false, false, false, false};
-__device__ constexpr int kFixedBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
+__device__ constexpr int kFixedBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
-__constant__ int kBackCells[] = {54, 53, 52, 51, 50, 29, 28, 27, 26, 25, 4, 3, 2, 1, 0, };
+__constant__ int kBackCells[] = {68, 67, 66, 65, 64, 36, 35, 34, 33, 32, 4, 3, 2, 1, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
 constexpr bool kRowRuns = true;
@@ -1710,7 +1716,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 17, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 50, 3},  // tiles
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
@@ -1737,13 +1743,13 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 98, 248},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 17, 4},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 50, 3},  // tiles
         {1, 1, 1},  // residue_blocks
         3,  // channel_blocks
     };
-    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 204;
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 450;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 31040,
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 29184,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1753,15 +1759,15 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 69120; }
 """
 PIECES["grad_input_ampere_strict"] = r"""
-// grad_input, tile: 16 channels by 1x1x4x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x32, 960
-// blocks (2 per multiprocessor), 30 KiB shared, weights packed
+// grad_input, tile: 16 channels by 1x1x2x16 cells, depth 8x15 of 40x15 in 1x1 planes, warps 1x2x4 of 16x16, 1920
+// blocks (2 per multiprocessor), 27 KiB shared, weights packed
 namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
-    1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    1, 1}, {1, 1, 1}, {1, 1, 2, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, false, 1, 2, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
     false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1779,14 +1785,15 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 2, 3}, {1, 2, 3},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
-    1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, false, 1, 4, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    1, 1}, {1, 1, 1}, {1, 1, 2, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, false, 1, 2, 1, 2, 4, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
     false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
 constexpr bool kRowRuns = false;
@@ -1815,7 +1822,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 12, 5},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 24, 5},  // tiles
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
@@ -1842,13 +1849,13 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // output_size
         {0, 1, 2},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 12, 5},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 24, 5},  // tiles
         {1, 1, 1},  // residue_blocks
         2,  // channel_blocks
     };
-    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 120;
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 240;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 30720,
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 28160,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1858,15 +1865,15 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 76800; }
 """
 PIECES["grad_weight_ampere_strict"] = r"""
-// grad_weight, reduce: 16 out channels by 1x1x5 taps x 24 channels; 1x1x2x28 pixels at a time, warps 1x1x1 of 16x128,
-// vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 25 KiB shared
+// grad_weight, reduce: 16 out channels by 1x3x5 taps x 8 channels; 1x1x2x28 pixels at a time, warps 1x1x3 of 16x48,
+// vectors of 1 and 2, 24 parts, 216 blocks (2 per multiprocessor), 24 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 1, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 8, 1, 5, 3, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
     1, 16, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
-__constant__ int kProductCells[] = {0, 48, 96, 144, 192, 240, 288, };
+__constant__ int kProductCells[] = {0, 16, 32, 48, 64, 80, 96, };
 #define kTensorCopies 0
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1877,7 +1884,7 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 40, 24, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, false, 1, 1, 24, 1, 5, 1, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
+    false, false, {1, 3, 5}, {false, false, false}, false, 1, 1, 8, 1, 5, 3, 1, {1, 1, 2, 2}, {1, 1, 1, 14}, 1, 2,
     1, 16, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
 constexpr int kPieces = 4;
 #include "reduce_finish.cuh"
@@ -1903,8 +1910,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // column_size
         {0, 1, 3},  // pad
         3,  // row_blocks
-        1,  // column_blocks
-        {1, 3, 1},  // tap_blocks
+        3,  // column_blocks
+        {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 25, 3},  // tiles
         {948184, 328, 824, 84},  // row_advance
         {88264, -56, 104, 28},  // column_advance
@@ -1912,7 +1919,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
     };
     const long long blocks = 216;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 32, 25760,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 96, 25120,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1933,8 +1940,8 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 48, 80},  // column_size
         {0, 1, 3},  // pad
         3,  // row_blocks
-        1,  // column_blocks
-        {1, 3, 1},  // tap_blocks
+        3,  // column_blocks
+        {1, 1, 1},  // tap_blocks
         {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 25, 3},  // tiles
         {948184, 328, 824, 84},  // row_advance
         {88264, -56, 104, 28},  // column_advance
@@ -1949,7 +1956,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
   return 0;
 }
 
-long long grad_weight_workspace(const Layer&) { return 1769472; }
+long long grad_weight_workspace(const Layer&) { return 1990656; }
 """
 PIECES["end_forward"] = r"""
 int launch_direction(int, const Tensors& tensors, const Layer& layer, void* stream) {
@@ -5804,6 +5811,7 @@ FILES["tile_pack.cuh"] = r"""
 // for each summed channel. kOrder: what neighbouring threads read otherwise.
 #include "split.cuh"
 #include "tile_element.cuh"
+#include "tile_pack_params.cuh"
 #include "tile_weights.cuh"
 
 __device__ constexpr PackCut kCut = pack_cut(kShape);
@@ -6093,6 +6101,76 @@ __global__ void __launch_bounds__(kPackThreads, 4)
       }
     }
   }
+}
+"""
+FILES["tile_pack_params.cuh"] = r"""
+// How the pack kernel (tile_pack.cuh) cuts the weights of a tile kernel; known to the host, which launches it.
+
+#include "tile_params.cuh"
+
+// A block of the pack kernel takes some slabs of input channels and some of a block's output channels through shared
+// memory, for some of the lines (output channels of one phase at one distance, or of one tap of a gradient). Weights
+// that don't fit (no slabs) are read in place, a thread for each line, so that neighbours read taps that mostly are
+// neighbours, too.
+struct PackCut {
+  int slabs;
+  int row_parts;
+  int line_parts;
+};
+// What neighbouring threads read: rows, summed channels, or taps and then one of these.
+enum class PackOrder : int { rows, summed, taps_of_rows, taps_of_summed };
+constexpr int kPackThreads = 256;
+constexpr int kMostPackBytes = 48 * 1024;
+constexpr int kPackBlocks = 528;  // enough for a chip: what a block does one after the other takes time, however little
+constexpr int kPackSector = 2;    // rows of a line that are written at once at least
+constexpr int pack_lines(const TileShape& shape) {
+  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
+}
+constexpr int pack_part_rows(const TileShape& shape, const PackCut& cut) {
+  return (shape.block_channels + cut.row_parts - 1) / cut.row_parts;
+}
+// Threads that take the rows of a line together.
+constexpr int pack_line_threads(const TileShape& shape, const PackCut& cut) {
+  if (cut.slabs == 0) return 1;
+  int threads = 32;
+  while (threads > kPackSector && threads > pack_part_rows(shape, cut)) threads /= 2;
+  return threads;
+}
+constexpr PackCut pack_cut(const TileShape& shape) {
+  PackCut cut = {shape.slabs, 1, 1};
+  const auto rows = [&] { return pack_part_rows(shape, cut); };
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
+  const auto fits = [&] { return 16 * cut.slabs * (taps * rows() + 1) <= kMostPackBytes; };
+  while (cut.slabs > 1 && !fits()) cut.slabs /= 2;
+  while (!fits() && rows() >= 2 * kPackSector) cut.row_parts *= 2;
+  if (!fits()) return {0, 4, (pack_lines(shape) + kPackThreads - 1) / kPackThreads};
+  // More per block only as long as there are blocks enough for a chip.
+  const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
+  // Both halves of a window's taps are neighbours in memory.
+  const int least = shape.window > 1 && shape.channels % (2 * shape.vector()) == 0 ? 2 : 1;
+  while (cut.slabs > least && runs / cut.slabs < 800) cut.slabs /= 2;
+  const auto blocks = [&] { return runs / cut.slabs * cut.row_parts * cut.line_parts; };
+  while (blocks() < kPackBlocks && rows() >= 16) cut.row_parts *= 2;
+  const int teams = kPackThreads / pack_line_threads(shape, cut);
+  const int most = (pack_lines(shape) + teams - 1) / teams;
+  while (blocks() < kPackBlocks && cut.line_parts < most) cut.line_parts *= 2;
+  if (cut.line_parts > most) cut.line_parts = most;
+  return cut;
+}
+// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
+constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
+constexpr int pack_plane(const TileShape& shape) {
+  return pack_part_rows(shape, pack_cut(shape)) * pack_row(shape) | 1;
+}
+constexpr int pack_shared_bytes(const TileShape& shape) {
+  const PackCut cut = pack_cut(shape);
+  // Runs of weights as they lie have one element more for each output channel.
+  return cut.slabs == 0 ? 0 : 16 * cut.slabs * pack_plane(shape) + 4 * pack_part_rows(shape, cut);
+}
+// Along x, of each group and block of output channels.
+constexpr int pack_blocks(const TileShape& shape) {
+  const PackCut cut = pack_cut(shape);
+  return shape.channel_chunks() * shape.slabs / (cut.slabs > 0 ? cut.slabs : 1) * cut.row_parts * cut.line_parts;
 }
 """
 FILES["tile_params.cuh"] = r"""
@@ -6505,6 +6583,13 @@ struct TileShape {
     const int row = input_channels_last ? box(2) : row_pitch();
     return along * (axis == 2 ? 1 : axis == 1 ? row : row * box(1));
   }
+  // Streams whose threads load two cells of a tile, eight apart: bytes from one to the other where both are always in
+  // one row, else 0.
+  constexpr int other_cell() const {
+    if (tensor_copies || names_vectors()) return 0;
+    const int inner = stacks_tiles() && line_axis == 2 ? 1 : 2;
+    return tile[1 + inner] % 16 == 0 ? 8 * cell_step(inner) * box_step(inner) : 0;
+  }
   // Streams with fp32 out of TF32 (split.cuh): weights come as slabs of the big parts and slabs of the small ones, and
   // sums of a few products, `part_items` items of a chunk, are added up in fp32. That sets the order of the sums: it is
   // the same for all cuts of a problem.
@@ -6645,69 +6730,6 @@ struct TileShape {
   // Packed weights of one block row: all its stages, one after the other.
   constexpr long long packed_bytes() const { return 16LL * weight_parts() * chunks() * all_backs() * slabs * rows(); }
 };
-
-// A block of the pack kernel takes some slabs of input channels and some of a block's output channels through shared
-// memory, for some of the lines (output channels of one phase at one distance, or of one tap of a gradient). Weights
-// that don't fit (no slabs) are read in place, a thread for each line, so that neighbours read taps that mostly are
-// neighbours, too.
-struct PackCut {
-  int slabs;
-  int row_parts;
-  int line_parts;
-};
-// What neighbouring threads read: rows, summed channels, or taps and then one of these.
-enum class PackOrder : int { rows, summed, taps_of_rows, taps_of_summed };
-constexpr int kPackThreads = 256;
-constexpr int kMostPackBytes = 48 * 1024;
-constexpr int kPackBlocks = 528;  // enough for a chip: what a block does one after the other takes time, however little
-constexpr int kPackSector = 2;    // rows of a line that are written at once at least
-constexpr int pack_lines(const TileShape& shape) {
-  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
-}
-constexpr int pack_part_rows(const TileShape& shape, const PackCut& cut) {
-  return (shape.block_channels + cut.row_parts - 1) / cut.row_parts;
-}
-// Threads that take the rows of a line together.
-constexpr int pack_line_threads(const TileShape& shape, const PackCut& cut) {
-  if (cut.slabs == 0) return 1;
-  int threads = 32;
-  while (threads > kPackSector && threads > pack_part_rows(shape, cut)) threads /= 2;
-  return threads;
-}
-constexpr PackCut pack_cut(const TileShape& shape) {
-  PackCut cut = {shape.slabs, 1, 1};
-  const auto rows = [&] { return pack_part_rows(shape, cut); };
-  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
-  const auto fits = [&] { return 16 * cut.slabs * (taps * rows() + 1) <= kMostPackBytes; };
-  while (cut.slabs > 1 && !fits()) cut.slabs /= 2;
-  while (!fits() && rows() >= 2 * kPackSector) cut.row_parts *= 2;
-  if (!fits()) return {0, 4, (pack_lines(shape) + kPackThreads - 1) / kPackThreads};
-  // More per block only as long as there are blocks enough for a chip.
-  const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
-  // Both halves of a window's taps are neighbours in memory.
-  const int least = shape.window > 1 && shape.channels % (2 * shape.vector()) == 0 ? 2 : 1;
-  while (cut.slabs > least && runs / cut.slabs < 800) cut.slabs /= 2;
-  const auto blocks = [&] { return runs / cut.slabs * cut.row_parts * cut.line_parts; };
-  while (blocks() < kPackBlocks && rows() >= 16) cut.row_parts *= 2;
-  const int teams = kPackThreads / pack_line_threads(shape, cut);
-  while (blocks() < kPackBlocks && pack_lines(shape) > teams * cut.line_parts) cut.line_parts *= 2;
-  return cut;
-}
-// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
-constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
-constexpr int pack_plane(const TileShape& shape) {
-  return pack_part_rows(shape, pack_cut(shape)) * pack_row(shape) | 1;
-}
-constexpr int pack_shared_bytes(const TileShape& shape) {
-  const PackCut cut = pack_cut(shape);
-  // Runs of weights as they lie have one element more for each output channel.
-  return cut.slabs == 0 ? 0 : 16 * cut.slabs * pack_plane(shape) + 4 * pack_part_rows(shape, cut);
-}
-// Along x, of each group and block of output channels.
-constexpr int pack_blocks(const TileShape& shape) {
-  const PackCut cut = pack_cut(shape);
-  return shape.channel_chunks() * shape.slabs / (cut.slabs > 0 ? cut.slabs : 1) * cut.row_parts * cut.line_parts;
-}
 
 struct TileParams {
   const void* input;
@@ -7179,8 +7201,7 @@ struct StreamReader {
   unsigned weight_ring;
   RingPlace<kShape.input_ring> input;
   RingPlace<kShape.weight_ring> weight;
-  int released = 0;  // the slot of weights to give back next
-  int chunk = 0;     // of the tile
+  int chunk = 0;  // of the tile
 
   __device__ __forceinline__ unsigned input_stage() const {
     return input_ring + input.slot * kShape.input_stage_bytes();
@@ -7251,10 +7272,10 @@ struct StreamReader {
     ptx::arrive(barriers.input_empty(input.slot));
     input.advance();
   }
+  // Those of the stage before, once another has begun or the last one is done.
   __device__ __forceinline__ void give_back_weights() {
     if (kShape.keeps_weights) return;
-    ptx::arrive(barriers.weight_empty(released));
-    released = released + 1 == kShape.weight_ring ? 0 : released + 1;
+    ptx::arrive(barriers.weight_empty((weight.slot == 0 ? kShape.weight_ring : weight.slot) - 1));
   }
 
   __device__ __forceinline__ void wait_for_input() { ptx::wait_barrier(barriers.input_full(input.slot), input.parity); }
@@ -7371,9 +7392,12 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
 
   // Every role goes through the block's tiles on its own.
   const auto for_each_tile = [&](auto&& visit) {
-    const int tiles = block_rows_count(params) * boxes_count(params) * kShape.depth_blocks;
+    // Counted after each tile rather than kept in a register that the products need.
+    const auto tiles = [&] {
+      return ptx::opaque(block_rows_count(params)) * boxes_count(params) * kShape.depth_blocks;
+    };
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
       visit(tile);
       if (!kShape.stays) break;
     }
@@ -8007,19 +8031,19 @@ struct OutputImage {
     Element* output =
         static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
         (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
-    const int thread = threadIdx.x % kStoring;
-    const Site first = site_of(team, thread % kAcross * kVector);
-    if (!kShape.stays)
-      sync_storing();  // what is there has been multiplied
-                       // Unrolled: which sums a turn takes is known then.
-#pragma unroll
-    for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
+    const int thread = ptx::opaque(threadIdx.x % kStoring);  // or places would be kept from tile to tile
+    if (!kShape.stays) sync_storing();                       // what is there has been multiplied
+    constexpr int kTurns = kShape.block_channels / kTurnChannels;
+    // A loop, so that the code that copies is there once and compiles soon.
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
       if (kShape.sends()) ptx::wait_for_bulk_reads();
-      if (kShape.stays || turn > 0) sync();  // what is there has left
-      if constexpr (kAlone) {
-        stage_columns(team, turn);
-      } else {
-        stage_phases(team, turn);
+      if (kShape.stays || turn > 0)
+        sync();  // what is there has left
+                 // Which sums a turn takes must be known to the compiler.
+#pragma unroll
+      for (int known = 0; known < kTurns; ++known) {
+        if (known == turn) stage_turn(team, known);
       }
       if (kShape.sends()) ptx::fence_for_async_proxy();
       sync();
@@ -8029,9 +8053,8 @@ struct OutputImage {
       } else if constexpr (kShape.sends_lines) {
         send_pieces(team, channels, output);
       } else {
-        copy_out(first, channels, output);
 #pragma unroll 1
-        for (int place = thread % kAcross + kAcross; place < kPlaces; place += kAcross)
+        for (int place = thread % kAcross; place < kPlaces; place += kAcross)
           copy_out(site_of(team, place * kVector), channels, output);
       }
       output += kTurnChannels * params.output_strides[1];
@@ -8070,6 +8093,13 @@ struct OutputImage {
     return kShape.math == TileMath::f16 ? ptx::pack_f16(low, high) : ptx::pack_bf16(low, high);
   }
 
+  __device__ __forceinline__ void stage_turn(const CellTeam& team, int turn) const {
+    if constexpr (kAlone) {
+      stage_columns(team, turn);
+    } else {
+      stage_phases(team, turn);
+    }
+  }
   // One output for each cell. Of two-byte elements eight cells of a channel are stored at once; columns without a cell
   // have a place, too.
   __device__ __forceinline__ void stage_columns(const CellTeam& team, int turn) const {
@@ -8127,7 +8157,7 @@ struct OutputImage {
     const int lane = ptx::opaque(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < CellTeam::kCellTiles * 2; ++i) {
-      const CellPlace place = cell_place(team.column(i / 2) + i % 2 * 8);
+      const CellPlace place = cell_place(ptx::opaque(team.column(i / 2)) + i % 2 * 8);
       if (!place.exists) continue;
       const auto& [n, d, h, w] = place.at;
       const int row = (n * kDepths + d * kShape.span[0]) * kHeights + h * kShape.span[1];
@@ -8419,17 +8449,17 @@ struct CellTeam {
   // Where factors are split: the sum of a few products, on its way to `sum`.
   static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
   float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
-  // Bytes from the box's first element to this thread's two cells and first channel, or to the 16 bytes that it names
-  // to the others of its warp: channels of a cell (tensor copies), or cells of a channel.
-  static constexpr int kNamed = kShape.tensor_copies || kShape.names_vectors() ? 1 : 2;
+  // Bytes from the box's first element to this thread's cells and first channel, or to the 16 bytes that it names to
+  // the others of its warp: channels of a cell (tensor copies), or cells of a channel.
+  static constexpr int kOtherCell = kShape.other_cell();  // from the first to the other, where that is known
+  static constexpr int kNamed = kShape.tensor_copies || kShape.names_vectors() || kOtherCell > 0 ? 1 : 2;
   unsigned at[kPlaces][kNamed];
   int first_column;
   static constexpr int depth_team = 0;
 
   __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
     const int lane = threadIdx.x % 32;
-    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    first_column = team * kShape.column_tiles * 8;
+    first_column = static_cast<int>(threadIdx.x) / 128 * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
     const int channel = kShape.tensor_copies         ? 0
                         : kShape.names_vectors()     ? (lane % 8 + lane / 16 * 8) * kShape.channel_pitch()
@@ -8493,8 +8523,8 @@ struct CellTeam {
       }
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const unsigned cell =
-            stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset + i * kShape.line_step();
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset +
+                              i * kShape.line_step() + word % 2 * kOtherCell;
         if constexpr (kShape.input_channels_last) {
           out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
         } else if constexpr (kShape.element_bytes == 4) {
@@ -8538,7 +8568,7 @@ struct CellTeam {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? half : 0] + offset + i * kShape.line_step() +
-                              step * kChannels * kShape.channel_pitch();
+                              half * kOtherCell + step * kChannels * kShape.channel_pitch();
         unsigned words[2];
         if constexpr (kTwoWords) {
           ptx::load_shared_64(cell, words);
@@ -8814,7 +8844,7 @@ struct WeightLoads {
   static constexpr int kAtOnce = kMostWords / (kLoads * kWords) > 0 ? kMostWords / (kLoads * kWords) : 1;  // units
   // Where all threads together have the words of a whole stage and registers for as many more, the next stage's are on
   // their way while this one's are stored.
-  static constexpr int kOtherRegisters = 40;
+  static constexpr int kOtherRegisters = kAlongRows ? 44 : 40;
   static constexpr bool kAhead = kPlaces <= kPlacesAtOnce && kUnits <= kAtOnce &&
                                  2 * kUnits * kLoads * kWords + kOtherRegisters <= kShape.weight_registers();
 

@@ -32,15 +32,17 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
     forward: tile (1 phases x 64 channels by 1x1x12x16 cells, depth 8x6 of 64x15, streams to warpgroups 1x3x1 of
         64x64, 23936 blocks (1 per multiprocessor), 157 KiB shared, weights packed) [Hopper, strict]
     forward: tile (1 phases x 16 channels by 1x1x8x16 cells, depth 8x15 of 64x15, warps 1x8x1 of 16x16, 147968
-        blocks (2 per multiprocessor), 35 KiB shared, weights packed) [8.0 and later, TF32; 8.0 and later, strict]
+        blocks (2 per multiprocessor), 35 KiB shared, weights packed) [8.0 and later, TF32]
+    forward: tile (1 phases x 16 channels by 1x1x4x16 cells, depth 8x15 of 64x15, warps 1x4x1 of 16x16, 287232
+        blocks (3 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, strict]
     grad_input: tile (64 channels by 1x1x8x64 cells, depth 8x15 of 128x15 in 1x1 planes, streams to warpgroups 1x2x1
         of 64x256, 4096 blocks (1 per multiprocessor), 216 KiB shared, weights packed) [Hopper, TF32]
     grad_input: tile (64 channels by 1x1x3x64 cells, depth 8x6 of 128x15 in 1x1 planes, streams to warpgroups 1x3x1
         of 64x64, 11008 blocks (1 per multiprocessor), 165 KiB shared, weights packed) [Hopper, strict]
     grad_input: tile (16 channels by 1x1x8x32 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x32, 32768
         blocks (2 per multiprocessor), 45 KiB shared, weights packed) [8.0 and later, TF32]
-    grad_input: tile (16 channels by 1x1x8x16 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x16, 65536
-        blocks (2 per multiprocessor), 35 KiB shared, weights packed) [8.0 and later, strict]
+    grad_input: tile (16 channels by 1x1x4x16 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x4x1 of 16x16,
+        131072 blocks (3 per multiprocessor), 30 KiB shared, weights packed) [8.0 and later, strict]
     grad_weight: reduce (64 in channels by 1x3x5 taps x 32 channels; 1x1x4x16 pixels at a time, warpgroups 1x1x3 of
         64x160 and 4 warps that load, copies of 4 and 4, 33 parts, 132 blocks (1 per multiprocessor), 221 KiB
         shared) [Hopper, TF32]
@@ -49,8 +51,8 @@ For these sizes, and any batch, it is computed as follows; other sizes and types
         [Hopper, strict]
     grad_weight: reduce (32 in channels by 1x3x5 taps x 16 channels; 1x1x2x32 pixels at a time, warps 1x1x3 of
         32x80, vectors of 4 and 4, 27 parts, 432 blocks (2 per multiprocessor), 43 KiB shared) [8.0 and later, TF32]
-    grad_weight: reduce (64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 4x1x1 of
-        16x160, vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 31 KiB shared) [8.0 and later,
+    grad_weight: reduce (32 in channels by 1x1x5 taps x 32 channels; 1x1x1x64 pixels at a time, warps 2x2x1 of
+        16x80, vectors of 4 and 4, 9 parts, 216 blocks (2 per multiprocessor), 38 KiB shared) [8.0 and later,
         strict]
 
 The kinds of kernel:
@@ -720,6 +722,7 @@ __device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[
     "+f"(d[15][3])
  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
 constexpr bool kRowRuns = true;
@@ -867,6 +870,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
     "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
 constexpr bool kRowRuns = false;
@@ -1128,6 +1132,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
     "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
 constexpr bool kRowRuns = true;
@@ -1275,6 +1280,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
     "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
 constexpr bool kRowRuns = false;
@@ -1491,6 +1497,7 @@ __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
 constexpr bool kRowRuns = true;
@@ -1596,6 +1603,7 @@ __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 72, 73, 74, 75, 76, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
 constexpr bool kRowRuns = false;
@@ -1761,15 +1769,15 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_weight_workspace(const Layer&) { return 13271040; }
 """
 PIECES["forward_ampere_strict"] = r"""
-// forward, tile: 1 phases x 16 channels by 1x1x8x16 cells, depth 8x15 of 64x15, warps 1x8x1 of 16x16, 147968 blocks
-// (2 per multiprocessor), 35 KiB shared, weights packed
+// forward, tile: 1 phases x 16 channels by 1x1x4x16 cells, depth 8x15 of 64x15, warps 1x4x1 of 16x16, 287232 blocks
+// (3 per multiprocessor), 30 KiB shared, weights packed
 namespace forward_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
-    {1, 1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    {1, 1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, false, 1, 2, 1, 4, 1, 1, 2, 1, 15, 3, true, 3, true, false, 1, {0, 0, 0}, false, false, false,
     false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1787,14 +1795,15 @@ namespace forward_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, false, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL},
-    {1, 1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    {1, 1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, false, 1, 2, 1, 4, 1, 1, 2, 1, 15, 3, true, 3, true, false, 1, {0, 0, 0}, false, false, false,
     false, false, false};
 __device__ constexpr int kFixedBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {44, 43, 42, 41, 40, 24, 23, 22, 21, 20, 4, 3, 2, 1, 0, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = false;
 constexpr bool kRowRuns = true;
@@ -1823,7 +1832,7 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 130, 260},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 17, 17},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_1_kernel::kSamples)), 1, 33, 17},  // tiles
         {1, 1, 1},  // residue_blocks
         8,  // channel_blocks
     };
@@ -1850,13 +1859,13 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 130, 260},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 17, 17},  // tiles
+        {static_cast<int>(ceil_div(batch, forward_2_kernel::kSamples)), 1, 33, 17},  // tiles
         {1, 1, 1},  // residue_blocks
         8,  // channel_blocks
     };
-    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 2312;
+    const long long blocks = ceil_div(batch, forward_2_kernel::kSamples) * 4488;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, forward_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(forward_2_kernel::tconv_tile, grid, 256, 35840,
+    const int error = launch(forward_2_kernel::tconv_tile, grid, 128, 30720,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1866,15 +1875,15 @@ int forward(const Tensors& tensors, const Layer& layer, void* stream) {
 long long forward_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_input_ampere_strict"] = r"""
-// grad_input, tile: 16 channels by 1x1x8x16 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x8x1 of 16x16, 65536
-// blocks (2 per multiprocessor), 35 KiB shared, weights packed
+// grad_input, tile: 16 channels by 1x1x4x16 cells, depth 8x15 of 128x15 in 1x1 planes, warps 1x4x1 of 16x16, 131072
+// blocks (3 per multiprocessor), 30 KiB shared, weights packed
 namespace grad_input_2_kernel {
 #include "tile_params.cuh"
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
-    1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, false, 1, 2, 1, 4, 1, 1, 2, 1, 15, 3, true, 3, true, false, 1, {0, 0, 0}, false, false, false,
     false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
@@ -1892,14 +1901,15 @@ namespace grad_input_1_kernel {
 using Element = float;
 __device__ constexpr TileShape kShape = {static_cast<TileMath>(3), 4, 128, 64, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
     false, true, {1, 3, 5}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0ULL, 0ULL, 0ULL}, {0ULL, 0ULL, 0ULL}, {1,
-    1, 1}, {1, 1, 1}, {1, 1, 8, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
-    false, false, false, 1, 2, 1, 8, 1, 1, 2, 1, 15, 3, true, 2, true, false, 1, {0, 0, 0}, false, false, false,
+    1, 1}, {1, 1, 1}, {1, 1, 4, 16}, 16, false, false, 0, 0, 0, 0, 0, 1, 5, -1, false, 2147483647, 0, 1, 0, 0,
+    false, false, false, 1, 2, 1, 4, 1, 1, 2, 1, 15, 3, true, 3, true, false, 1, {0, 0, 0}, false, false, false,
     false, false, false};
 __device__ constexpr int kFixedBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __device__ constexpr unsigned kFixedBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 __constant__ int kBackCells[] = {0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 40, 41, 42, 43, 44, };
 __constant__ unsigned kBackRows[] = {1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, 1u, };
 #define kClusterAttribute
+#include "tile_pack_params.cuh"
 constexpr bool kDenseTaps = true;
 constexpr bool kRuns = true;
 constexpr bool kRowRuns = false;
@@ -1928,7 +1938,7 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 256},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 16, 16},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_1_kernel::kSamples)), 1, 32, 16},  // tiles
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
@@ -1955,13 +1965,13 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 256},  // output_size
         {0, 0, 0},  // pad
         {0, 0, 0},  // first_cell
-        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 16, 16},  // tiles
+        {static_cast<int>(ceil_div(batch, grad_input_2_kernel::kSamples)), 1, 32, 16},  // tiles
         {1, 1, 1},  // residue_blocks
         4,  // channel_blocks
     };
-    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 1024;
+    const long long blocks = ceil_div(batch, grad_input_2_kernel::kSamples) * 2048;
     const dim3 grid(static_cast<unsigned>(at_most(blocks, grad_input_2_kernel::kMostBlocks)), 1, 1);
-    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 256, 35840,
+    const int error = launch(grad_input_2_kernel::tconv_tile, grid, 128, 30720,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -1971,15 +1981,15 @@ int grad_input(const Tensors& tensors, const Layer& layer, void* stream) {
 long long grad_input_workspace(const Layer&) { return 491520; }
 """
 PIECES["grad_weight_ampere_strict"] = r"""
-// grad_weight, reduce: 64 in channels by 1x1x5 taps x 32 channels; 1x1x1x32 pixels at a time, warps 4x1x1 of 16x160,
-// vectors of 4 and 4, 18 parts, 216 blocks (2 per multiprocessor), 31 KiB shared
+// grad_weight, reduce: 32 in channels by 1x1x5 taps x 32 channels; 1x1x1x64 pixels at a time, warps 2x2x1 of 16x80,
+// vectors of 4 and 4, 9 parts, 216 blocks (2 per multiprocessor), 38 KiB shared
 namespace grad_weight_1_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, false, 1, 4, 32, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 4,
-    0, 2, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
-__constant__ int kProductCells[] = {0, 64, 128, 192, };
+    false, false, {1, 1, 5}, {false, false, false}, false, 1, 2, 16, 2, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 4,
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
+__constant__ int kProductCells[] = {0, 32, 64, 96, 128, 160, 192, 224, };
 #define kTensorCopies 0
 #include "reduce.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
@@ -1990,9 +2000,9 @@ namespace grad_weight_2_kernel {
 #include "reduce_params.cuh"
 using Element = float;
 __device__ constexpr ReduceShape kShape = {static_cast<TileMath>(3), 4, 64, 128, {1, 3, 5}, {1, 1, 1}, {1, 1, 1},
-    false, false, {1, 1, 5}, {false, false, false}, false, 1, 4, 32, 1, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 8}, 4, 4,
-    0, 2, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
-constexpr int kPieces = 4;
+    false, false, {1, 1, 5}, {false, false, false}, false, 1, 2, 16, 2, 5, 1, 1, {1, 1, 1, 4}, {1, 1, 1, 16}, 4, 4,
+    0, 4, 4, 8, 0, 0, 0, 1, 1, 2, false, 0, 0, 0, 0, 2, 2, true, false};
+constexpr int kPieces = 2;
 #include "reduce_finish.cuh"
 constexpr int kSamples = kShape.tile[0] * kShape.split[0];  // of a block
 }  // namespace grad_weight_2_kernel
@@ -2015,17 +2025,17 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 256},  // row_size
         {1, 130, 260},  // column_size
         {0, 0, 0},  // pad
-        1,  // row_blocks
+        2,  // row_blocks
         4,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 128, 8},  // tiles
-        {2064416, 32, 32, 32},  // row_advance
-        {4293156, 556, 36, 32},  // column_advance
-        18,  // parts
+        {static_cast<int>(ceil_div(batch, grad_weight_1_kernel::kSamples)), 1, 128, 4},  // tiles
+        {2064448, 64, 64, 64},  // row_advance
+        {4293188, 588, 68, 64},  // column_advance
+        9,  // parts
     };
     const long long blocks = 216;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
-    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 128, 32064,
+    const int error = launch(grad_weight_1_kernel::tconv_reduce, grid, 128, 39488,
                              false, stream, params);
     if (error != 0) return error;
   }
@@ -2045,15 +2055,15 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
         {1, 128, 256},  // row_size
         {1, 130, 260},  // column_size
         {0, 0, 0},  // pad
-        1,  // row_blocks
+        2,  // row_blocks
         4,  // column_blocks
         {1, 3, 1},  // tap_blocks
-        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 128, 8},  // tiles
-        {2064416, 32, 32, 32},  // row_advance
-        {4293156, 556, 36, 32},  // column_advance
-        18,  // parts
+        {static_cast<int>(ceil_div(batch, grad_weight_2_kernel::kSamples)), 1, 128, 4},  // tiles
+        {2064448, 64, 64, 64},  // row_advance
+        {4293188, 588, 68, 64},  // column_advance
+        9,  // parts
     };
-    const long long blocks = 384;
+    const long long blocks = 192;
     const dim3 grid(static_cast<unsigned>(blocks), 1, 1);
     const int error = launch(grad_weight_2_kernel::tconv_reduce_finish, grid, 256, 0,
                              false, stream, params);
@@ -2062,7 +2072,7 @@ int grad_weight(const Tensors& tensors, const Layer& layer, void* stream) {
   return 0;
 }
 
-long long grad_weight_workspace(const Layer&) { return 8847360; }
+long long grad_weight_workspace(const Layer&) { return 4423680; }
 """
 PIECES["end_forward"] = r"""
 int launch_direction(int, const Tensors& tensors, const Layer& layer, void* stream) {
@@ -5917,6 +5927,7 @@ FILES["tile_pack.cuh"] = r"""
 // for each summed channel. kOrder: what neighbouring threads read otherwise.
 #include "split.cuh"
 #include "tile_element.cuh"
+#include "tile_pack_params.cuh"
 #include "tile_weights.cuh"
 
 __device__ constexpr PackCut kCut = pack_cut(kShape);
@@ -6206,6 +6217,76 @@ __global__ void __launch_bounds__(kPackThreads, 4)
       }
     }
   }
+}
+"""
+FILES["tile_pack_params.cuh"] = r"""
+// How the pack kernel (tile_pack.cuh) cuts the weights of a tile kernel; known to the host, which launches it.
+
+#include "tile_params.cuh"
+
+// A block of the pack kernel takes some slabs of input channels and some of a block's output channels through shared
+// memory, for some of the lines (output channels of one phase at one distance, or of one tap of a gradient). Weights
+// that don't fit (no slabs) are read in place, a thread for each line, so that neighbours read taps that mostly are
+// neighbours, too.
+struct PackCut {
+  int slabs;
+  int row_parts;
+  int line_parts;
+};
+// What neighbouring threads read: rows, summed channels, or taps and then one of these.
+enum class PackOrder : int { rows, summed, taps_of_rows, taps_of_summed };
+constexpr int kPackThreads = 256;
+constexpr int kMostPackBytes = 48 * 1024;
+constexpr int kPackBlocks = 528;  // enough for a chip: what a block does one after the other takes time, however little
+constexpr int kPackSector = 2;    // rows of a line that are written at once at least
+constexpr int pack_lines(const TileShape& shape) {
+  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
+}
+constexpr int pack_part_rows(const TileShape& shape, const PackCut& cut) {
+  return (shape.block_channels + cut.row_parts - 1) / cut.row_parts;
+}
+// Threads that take the rows of a line together.
+constexpr int pack_line_threads(const TileShape& shape, const PackCut& cut) {
+  if (cut.slabs == 0) return 1;
+  int threads = 32;
+  while (threads > kPackSector && threads > pack_part_rows(shape, cut)) threads /= 2;
+  return threads;
+}
+constexpr PackCut pack_cut(const TileShape& shape) {
+  PackCut cut = {shape.slabs, 1, 1};
+  const auto rows = [&] { return pack_part_rows(shape, cut); };
+  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
+  const auto fits = [&] { return 16 * cut.slabs * (taps * rows() + 1) <= kMostPackBytes; };
+  while (cut.slabs > 1 && !fits()) cut.slabs /= 2;
+  while (!fits() && rows() >= 2 * kPackSector) cut.row_parts *= 2;
+  if (!fits()) return {0, 4, (pack_lines(shape) + kPackThreads - 1) / kPackThreads};
+  // More per block only as long as there are blocks enough for a chip.
+  const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
+  // Both halves of a window's taps are neighbours in memory.
+  const int least = shape.window > 1 && shape.channels % (2 * shape.vector()) == 0 ? 2 : 1;
+  while (cut.slabs > least && runs / cut.slabs < 800) cut.slabs /= 2;
+  const auto blocks = [&] { return runs / cut.slabs * cut.row_parts * cut.line_parts; };
+  while (blocks() < kPackBlocks && rows() >= 16) cut.row_parts *= 2;
+  const int teams = kPackThreads / pack_line_threads(shape, cut);
+  const int most = (pack_lines(shape) + teams - 1) / teams;
+  while (blocks() < kPackBlocks && cut.line_parts < most) cut.line_parts *= 2;
+  if (cut.line_parts > most) cut.line_parts = most;
+  return cut;
+}
+// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
+constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
+constexpr int pack_plane(const TileShape& shape) {
+  return pack_part_rows(shape, pack_cut(shape)) * pack_row(shape) | 1;
+}
+constexpr int pack_shared_bytes(const TileShape& shape) {
+  const PackCut cut = pack_cut(shape);
+  // Runs of weights as they lie have one element more for each output channel.
+  return cut.slabs == 0 ? 0 : 16 * cut.slabs * pack_plane(shape) + 4 * pack_part_rows(shape, cut);
+}
+// Along x, of each group and block of output channels.
+constexpr int pack_blocks(const TileShape& shape) {
+  const PackCut cut = pack_cut(shape);
+  return shape.channel_chunks() * shape.slabs / (cut.slabs > 0 ? cut.slabs : 1) * cut.row_parts * cut.line_parts;
 }
 """
 FILES["tile_params.cuh"] = r"""
@@ -6618,6 +6699,13 @@ struct TileShape {
     const int row = input_channels_last ? box(2) : row_pitch();
     return along * (axis == 2 ? 1 : axis == 1 ? row : row * box(1));
   }
+  // Streams whose threads load two cells of a tile, eight apart: bytes from one to the other where both are always in
+  // one row, else 0.
+  constexpr int other_cell() const {
+    if (tensor_copies || names_vectors()) return 0;
+    const int inner = stacks_tiles() && line_axis == 2 ? 1 : 2;
+    return tile[1 + inner] % 16 == 0 ? 8 * cell_step(inner) * box_step(inner) : 0;
+  }
   // Streams with fp32 out of TF32 (split.cuh): weights come as slabs of the big parts and slabs of the small ones, and
   // sums of a few products, `part_items` items of a chunk, are added up in fp32. That sets the order of the sums: it is
   // the same for all cuts of a problem.
@@ -6758,69 +6846,6 @@ struct TileShape {
   // Packed weights of one block row: all its stages, one after the other.
   constexpr long long packed_bytes() const { return 16LL * weight_parts() * chunks() * all_backs() * slabs * rows(); }
 };
-
-// A block of the pack kernel takes some slabs of input channels and some of a block's output channels through shared
-// memory, for some of the lines (output channels of one phase at one distance, or of one tap of a gradient). Weights
-// that don't fit (no slabs) are read in place, a thread for each line, so that neighbours read taps that mostly are
-// neighbours, too.
-struct PackCut {
-  int slabs;
-  int row_parts;
-  int line_parts;
-};
-// What neighbouring threads read: rows, summed channels, or taps and then one of these.
-enum class PackOrder : int { rows, summed, taps_of_rows, taps_of_summed };
-constexpr int kPackThreads = 256;
-constexpr int kMostPackBytes = 48 * 1024;
-constexpr int kPackBlocks = 528;  // enough for a chip: what a block does one after the other takes time, however little
-constexpr int kPackSector = 2;    // rows of a line that are written at once at least
-constexpr int pack_lines(const TileShape& shape) {
-  return shape.all_residue_blocks() * shape.all_plane_groups() * shape.all_backs() * shape.all_slots();
-}
-constexpr int pack_part_rows(const TileShape& shape, const PackCut& cut) {
-  return (shape.block_channels + cut.row_parts - 1) / cut.row_parts;
-}
-// Threads that take the rows of a line together.
-constexpr int pack_line_threads(const TileShape& shape, const PackCut& cut) {
-  if (cut.slabs == 0) return 1;
-  int threads = 32;
-  while (threads > kPackSector && threads > pack_part_rows(shape, cut)) threads /= 2;
-  return threads;
-}
-constexpr PackCut pack_cut(const TileShape& shape) {
-  PackCut cut = {shape.slabs, 1, 1};
-  const auto rows = [&] { return pack_part_rows(shape, cut); };
-  const double taps = static_cast<double>(shape.kernel[0]) * shape.kernel[1] * shape.kernel[2] + 1;
-  const auto fits = [&] { return 16 * cut.slabs * (taps * rows() + 1) <= kMostPackBytes; };
-  while (cut.slabs > 1 && !fits()) cut.slabs /= 2;
-  while (!fits() && rows() >= 2 * kPackSector) cut.row_parts *= 2;
-  if (!fits()) return {0, 4, (pack_lines(shape) + kPackThreads - 1) / kPackThreads};
-  // More per block only as long as there are blocks enough for a chip.
-  const int runs = shape.channel_chunks() * shape.slabs * (1 + (shape.out_channels - 1) / shape.block_channels);
-  // Both halves of a window's taps are neighbours in memory.
-  const int least = shape.window > 1 && shape.channels % (2 * shape.vector()) == 0 ? 2 : 1;
-  while (cut.slabs > least && runs / cut.slabs < 800) cut.slabs /= 2;
-  const auto blocks = [&] { return runs / cut.slabs * cut.row_parts * cut.line_parts; };
-  while (blocks() < kPackBlocks && rows() >= 16) cut.row_parts *= 2;
-  const int teams = kPackThreads / pack_line_threads(shape, cut);
-  while (blocks() < kPackBlocks && pack_lines(shape) > teams * cut.line_parts) cut.line_parts *= 2;
-  return cut;
-}
-// Words from one output channel to the next, and from one input channel: odd, so that lanes spread over the banks.
-constexpr int pack_row(const TileShape& shape) { return shape.kernel[0] * shape.kernel[1] * shape.kernel[2] | 1; }
-constexpr int pack_plane(const TileShape& shape) {
-  return pack_part_rows(shape, pack_cut(shape)) * pack_row(shape) | 1;
-}
-constexpr int pack_shared_bytes(const TileShape& shape) {
-  const PackCut cut = pack_cut(shape);
-  // Runs of weights as they lie have one element more for each output channel.
-  return cut.slabs == 0 ? 0 : 16 * cut.slabs * pack_plane(shape) + 4 * pack_part_rows(shape, cut);
-}
-// Along x, of each group and block of output channels.
-constexpr int pack_blocks(const TileShape& shape) {
-  const PackCut cut = pack_cut(shape);
-  return shape.channel_chunks() * shape.slabs / (cut.slabs > 0 ? cut.slabs : 1) * cut.row_parts * cut.line_parts;
-}
 
 struct TileParams {
   const void* input;
@@ -7292,8 +7317,7 @@ struct StreamReader {
   unsigned weight_ring;
   RingPlace<kShape.input_ring> input;
   RingPlace<kShape.weight_ring> weight;
-  int released = 0;  // the slot of weights to give back next
-  int chunk = 0;     // of the tile
+  int chunk = 0;  // of the tile
 
   __device__ __forceinline__ unsigned input_stage() const {
     return input_ring + input.slot * kShape.input_stage_bytes();
@@ -7364,10 +7388,10 @@ struct StreamReader {
     ptx::arrive(barriers.input_empty(input.slot));
     input.advance();
   }
+  // Those of the stage before, once another has begun or the last one is done.
   __device__ __forceinline__ void give_back_weights() {
     if (kShape.keeps_weights) return;
-    ptx::arrive(barriers.weight_empty(released));
-    released = released + 1 == kShape.weight_ring ? 0 : released + 1;
+    ptx::arrive(barriers.weight_empty((weight.slot == 0 ? kShape.weight_ring : weight.slot) - 1));
   }
 
   __device__ __forceinline__ void wait_for_input() { ptx::wait_barrier(barriers.input_full(input.slot), input.parity); }
@@ -7484,9 +7508,12 @@ __global__ void __launch_bounds__(kShape.threads(), kShape.blocks_per_multiproce
 
   // Every role goes through the block's tiles on its own.
   const auto for_each_tile = [&](auto&& visit) {
-    const int tiles = block_rows_count(params) * boxes_count(params) * kShape.depth_blocks;
+    // Counted after each tile rather than kept in a register that the products need.
+    const auto tiles = [&] {
+      return ptx::opaque(block_rows_count(params)) * boxes_count(params) * kShape.depth_blocks;
+    };
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
       visit(tile);
       if (!kShape.stays) break;
     }
@@ -8120,19 +8147,19 @@ struct OutputImage {
     Element* output =
         static_cast<Element*>(params.output) + cells.first[0] * params.output_strides[0] +
         (static_cast<long long>(rows.group) * kShape.out_channels + rows.first_channel) * params.output_strides[1];
-    const int thread = threadIdx.x % kStoring;
-    const Site first = site_of(team, thread % kAcross * kVector);
-    if (!kShape.stays)
-      sync_storing();  // what is there has been multiplied
-                       // Unrolled: which sums a turn takes is known then.
-#pragma unroll
-    for (int turn = 0; turn < kShape.block_channels / kTurnChannels; ++turn) {
+    const int thread = ptx::opaque(threadIdx.x % kStoring);  // or places would be kept from tile to tile
+    if (!kShape.stays) sync_storing();                       // what is there has been multiplied
+    constexpr int kTurns = kShape.block_channels / kTurnChannels;
+    // A loop, so that the code that copies is there once and compiles soon.
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
       if (kShape.sends()) ptx::wait_for_bulk_reads();
-      if (kShape.stays || turn > 0) sync();  // what is there has left
-      if constexpr (kAlone) {
-        stage_columns(team, turn);
-      } else {
-        stage_phases(team, turn);
+      if (kShape.stays || turn > 0)
+        sync();  // what is there has left
+                 // Which sums a turn takes must be known to the compiler.
+#pragma unroll
+      for (int known = 0; known < kTurns; ++known) {
+        if (known == turn) stage_turn(team, known);
       }
       if (kShape.sends()) ptx::fence_for_async_proxy();
       sync();
@@ -8142,9 +8169,8 @@ struct OutputImage {
       } else if constexpr (kShape.sends_lines) {
         send_pieces(team, channels, output);
       } else {
-        copy_out(first, channels, output);
 #pragma unroll 1
-        for (int place = thread % kAcross + kAcross; place < kPlaces; place += kAcross)
+        for (int place = thread % kAcross; place < kPlaces; place += kAcross)
           copy_out(site_of(team, place * kVector), channels, output);
       }
       output += kTurnChannels * params.output_strides[1];
@@ -8183,6 +8209,13 @@ struct OutputImage {
     return kShape.math == TileMath::f16 ? ptx::pack_f16(low, high) : ptx::pack_bf16(low, high);
   }
 
+  __device__ __forceinline__ void stage_turn(const CellTeam& team, int turn) const {
+    if constexpr (kAlone) {
+      stage_columns(team, turn);
+    } else {
+      stage_phases(team, turn);
+    }
+  }
   // One output for each cell. Of two-byte elements eight cells of a channel are stored at once; columns without a cell
   // have a place, too.
   __device__ __forceinline__ void stage_columns(const CellTeam& team, int turn) const {
@@ -8240,7 +8273,7 @@ struct OutputImage {
     const int lane = ptx::opaque(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < CellTeam::kCellTiles * 2; ++i) {
-      const CellPlace place = cell_place(team.column(i / 2) + i % 2 * 8);
+      const CellPlace place = cell_place(ptx::opaque(team.column(i / 2)) + i % 2 * 8);
       if (!place.exists) continue;
       const auto& [n, d, h, w] = place.at;
       const int row = (n * kDepths + d * kShape.span[0]) * kHeights + h * kShape.span[1];
@@ -8532,17 +8565,17 @@ struct CellTeam {
   // Where factors are split: the sum of a few products, on its way to `sum`.
   static constexpr int kPartTiles = kShape.splits() ? kCellTiles : 1;
   float part[kPartTiles][kRowTiles][kUnitOctets][4] = {};
-  // Bytes from the box's first element to this thread's two cells and first channel, or to the 16 bytes that it names
-  // to the others of its warp: channels of a cell (tensor copies), or cells of a channel.
-  static constexpr int kNamed = kShape.tensor_copies || kShape.names_vectors() ? 1 : 2;
+  // Bytes from the box's first element to this thread's cells and first channel, or to the 16 bytes that it names to
+  // the others of its warp: channels of a cell (tensor copies), or cells of a channel.
+  static constexpr int kOtherCell = kShape.other_cell();  // from the first to the other, where that is known
+  static constexpr int kNamed = kShape.tensor_copies || kShape.names_vectors() || kOtherCell > 0 ? 1 : 2;
   unsigned at[kPlaces][kNamed];
   int first_column;
   static constexpr int depth_team = 0;
 
   __device__ __forceinline__ CellTeam(const TileParams& params, const BlockCells& cells) {
     const int lane = threadIdx.x % 32;
-    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    first_column = team * kShape.column_tiles * 8;
+    first_column = static_cast<int>(threadIdx.x) / 128 * kShape.column_tiles * 8;
     constexpr int kPair = 8 / kShape.element_bytes;  // elements that a lane loads of a window, or of two
     const int channel = kShape.tensor_copies         ? 0
                         : kShape.names_vectors()     ? (lane % 8 + lane / 16 * 8) * kShape.channel_pitch()
@@ -8606,8 +8639,8 @@ struct CellTeam {
       }
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const unsigned cell =
-            stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset + i * kShape.line_step();
+        const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? word % 2 : 0] + offset +
+                              i * kShape.line_step() + word % 2 * kOtherCell;
         if constexpr (kShape.input_channels_last) {
           out[i][word] = rounded(ptx::load_shared_32(cell + step * 32 + word / 2 * 16));
         } else if constexpr (kShape.element_bytes == 4) {
@@ -8651,7 +8684,7 @@ struct CellTeam {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? half : 0] + offset + i * kShape.line_step() +
-                              step * kChannels * kShape.channel_pitch();
+                              half * kOtherCell + step * kChannels * kShape.channel_pitch();
         unsigned words[2];
         if constexpr (kTwoWords) {
           ptx::load_shared_64(cell, words);
@@ -8927,7 +8960,7 @@ struct WeightLoads {
   static constexpr int kAtOnce = kMostWords / (kLoads * kWords) > 0 ? kMostWords / (kLoads * kWords) : 1;  // units
   // Where all threads together have the words of a whole stage and registers for as many more, the next stage's are on
   // their way while this one's are stored.
-  static constexpr int kOtherRegisters = 40;
+  static constexpr int kOtherRegisters = kAlongRows ? 44 : 40;
   static constexpr bool kAhead = kPlaces <= kPlacesAtOnce && kUnits <= kAtOnce &&
                                  2 * kUnits * kLoads * kWords + kOtherRegisters <= kShape.weight_registers();
 
