@@ -70,7 +70,7 @@ HWY_INLINE void weigh_piece(const WeighLine<T>& job, std::int64_t j) {
   }
   T* const to = job.to + j * kPhases;
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) put_phases<kPhases, kPastCaches>(tag, sums[v], to + v * kPhases * kLanes);
+  for (int v = 0; v < kVectors; ++v) put_phases<kPhases, kPastCaches>(tag, sums[v], to + v * (kPhases * kLanes));
 }
 
 // The same for a vector of cells of several rows, whose weights stay in registers: kSteps of them.

@@ -1,6 +1,7 @@
 #include "cuda/direct_last.h"
 
 #include <optional>
+#include <utility>
 
 #include "cuda/element_name.h"
 #include "cuda/jit_kernel.h"
@@ -50,8 +51,8 @@ class LastKernel final : public Kernel {
 
  private:
   struct Version {
-    Version(const LastPlan& its_plan, DType dtype, int arch)
-        : plan(its_plan),
+    Version(LastPlan its_plan, DType dtype, int arch)
+        : plan(std::move(its_plan)),
           jit(last_source(plan.config, dtype), static_cast<std::size_t>(last_geometry(plan.config).shared_bytes),
               arch) {}
 

@@ -230,7 +230,8 @@ std::string_view pack_order(const TileShape& shape, const Problem& problem) {
 KernelSource pack_source(const TileShape& shape, const Problem& problem) {
   if (shape.wide_weights) return source_of(shape, "tile_pack_wide.cuh", "tconv_tile_pack");
   KernelSource source = source_of(shape, "tile_pack.cuh", "tconv_tile_pack");
-  source.config += std::string("#include \"tile_pack_params.cuh\"\nconstexpr bool kDenseTaps = ") + text_of(has_dense_taps(problem)) + ";\n" +
+  source.config += std::string("#include \"tile_pack_params.cuh\"\nconstexpr bool kDenseTaps = ") +
+                   text_of(has_dense_taps(problem)) + ";\n" +
                    "constexpr bool kRuns = " + text_of(shape.gradient && has_weight_runs(problem)) + ";\n" +
                    "constexpr bool kRowRuns = " + text_of(has_row_runs(shape, problem)) + ";\n" +
                    "constexpr PackOrder kOrder = PackOrder::" + std::string(pack_order(shape, problem)) + ";\n";

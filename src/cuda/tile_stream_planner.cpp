@@ -193,7 +193,9 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
   // Two sets of fragments, and of split factors two sets of sums.
   const int parts = shape.weight_parts();
   const int per_fragment = shape.splits_late() ? 12 : 8 * parts;
-  const int others = shape.splits() ? (sums < 64 ? 52 : shape.splits_late() ? 64 : 60) : shape.element_bytes == 2 ? 48 : 32;
+  // The assembler needs more beside many sums of split factors, most where fragments are split late.
+  const int beside_split = sums < 64 ? 52 : shape.splits_late() ? 64 : 60;
+  const int others = shape.splits() ? beside_split : shape.element_bytes == 2 ? 48 : 32;
   const int fragments = per_fragment * shape.line_fragments();
   const int needed = parts * sums + fragments + others;
   const int store_vector = shape.store_vector;
