@@ -213,7 +213,10 @@ bool complete_stream(TileShape& shape, const DeviceProperties& device, bool alon
     shape.image_row = shape.store_vector > 0 ? 0 : image_row;
     shape.sends_boxes = may_send_boxes && shape.stays && shape.image_row > 0;
     // One product must fit what all threads start with.
-    if (at_start < kLeastRegistersToStay && shape.copy_places() > 4 * (kStreamThreads - 32)) continue;
+    const bool many_copies = shape.copy_places() > 4 * (kStreamThreads - 32);
+    if (many_copies &&
+        (at_start < kLeastRegistersToStay || (shape.splits() && blocks > 1 && shape.granule == 1 && sums >= 48)))
+      continue;
     const int least = shape.copies_weights() ? kLeastRegisters
                       : shape.keeps_weights  ? kLeastRegistersToKeep
                                              : kLeastRegistersInPlace;
