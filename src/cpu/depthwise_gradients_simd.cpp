@@ -405,24 +405,6 @@ void split(const SplitRows<E, T>& job) {
   }
 }
 
-template <typename E, typename T>
-void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
-  std::int64_t i = 0;
-  if constexpr (std::is_same_v<E, T>) {
-    const hn::ScalableTag<T> tag;
-    constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-    constexpr std::int64_t kLine = 64 / sizeof(T);
-    if (past_caches) {
-      for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
-      for (; i + kLine <= count; i += kLine) {
-        for (std::int64_t v = 0; v < kLine; v += kLanes) hn::Stream(hn::LoadU(tag, from + i + v), tag, to + i + v);
-      }
-    }
-    for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
-  }
-  for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
-}
-
 // Rows that follow each other are put side by side first, so that whole lines are stored.
 template <typename E, typename T>
 void put_rows(const PutRows<E, T>& job) {

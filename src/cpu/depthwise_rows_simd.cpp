@@ -161,24 +161,6 @@ void weigh_line(const WeighLine<T>& job) {
 }
 
 template <typename E, typename T>
-void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
-  std::int64_t i = 0;
-  if constexpr (std::is_same_v<E, T>) {
-    const hn::ScalableTag<T> tag;
-    constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-    if (past_caches) {
-      for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
-      for (; i + 64 / static_cast<std::int64_t>(sizeof(T)) <= count; i += 64 / sizeof(T)) {
-        for (std::int64_t v = 0; v < 64 / static_cast<std::int64_t>(sizeof(T)); v += kLanes) {
-          hn::Stream(hn::LoadU(tag, from + i + v), tag, to + i + v);
-        }
-      }
-    }
-  }
-  for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
-}
-
-template <typename E, typename T>
 DepthwiseRowOps<E, T> make_row_ops() {
   return {static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>())), weigh_line<T>, put_row<E, T>};
 }

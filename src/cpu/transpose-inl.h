@@ -1,5 +1,5 @@
-// Transposition in registers, and the element types as arithmetic: parts of elements.cpp, built once per instruction
-// set. The guard is Highway's: it lets the file in again for each of them.
+// Transposition in registers, the element types as arithmetic, and rows of results: what several files share, built
+// once per instruction set. The guard is Highway's: it lets the file in again for each of them.
 #if defined(TCONV_CPU_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TCONV_CPU_TRANSPOSE_INL_H_
 #undef TCONV_CPU_TRANSPOSE_INL_H_
@@ -141,6 +141,25 @@ void load_transposed(const Line& line, T* to, std::int64_t to_step, std::int64_t
     const E* const from = line(c);
     for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[i]);
   }
+}
+
+// A row of results, rounded; past the caches in whole lines.
+template <typename E, typename T>
+void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
+  std::int64_t i = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    const hn::ScalableTag<T> tag;
+    constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    if (past_caches) {
+      for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
+      for (; i + kLine <= count; i += kLine) {
+        for (std::int64_t v = 0; v < kLine; v += kLanes) hn::Stream(hn::LoadU(tag, from + i + v), tag, to + i + v);
+      }
+    }
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+  }
+  for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
 }
 
 }  // namespace HWY_NAMESPACE
