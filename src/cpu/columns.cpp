@@ -61,7 +61,9 @@ class Columns final : public Kernel {
     const std::int64_t outputs = problem.out_channels_per_group();
     switch (problem.direction) {
       case Direction::forward:
-        together_ = std::clamp<std::int64_t>(kColumns * kCells / map_.cells(), kColumns, kMostColumns);
+        // Channels that are cut in pieces are cut alike whatever the batch.
+        together_ = std::clamp<std::int64_t>(
+            kColumns * kCells / (map_.taps() > kColumns ? map_.image_cells() : map_.cells()), kColumns, kMostColumns);
         columns_ = together_;
         // Whole output channels, so that no other task adds to the same outputs.
         if (!map_.rows_are_images()) columns_ = std::max(map_.taps(), together_ / map_.taps() * map_.taps());
@@ -145,7 +147,9 @@ class Columns final : public Kernel {
             store_rows(buffers, group, cell, cells, column, count, tile);
             continue;
           }
-          const std::int64_t listed = kListed * problem_.axes[2].kernel;
+          // Whole channels: which rows are added first does not depend on where lists end.
+          const std::int64_t listed =
+              std::max<std::int64_t>(kListed * problem_.axes[2].kernel / map_.taps(), 1) * map_.taps();
           for (std::int64_t first = column - begin; first < column - begin + count; first += listed) {
             const auto rows = local.rows(first, std::min(first + listed, column - begin + count));
             for (std::int64_t i = 0; i < cells; ++i) {

@@ -23,6 +23,7 @@ namespace {
 
 constexpr std::int64_t kMostSplits = 32;       // of the rows, each with sums of its own
 constexpr std::int64_t kShareOfPartials = 32;  // of the tensors, at most
+constexpr std::int64_t kFewTasks = 8;          // blocks of channels are smaller before there are fewer
 
 // The taps of an axis that bring cell j to the output: [first, last).
 std::pair<std::int64_t, std::int64_t> taps_that_reach(const Axis& axis, std::int64_t j) {
@@ -43,15 +44,19 @@ class DepthwiseGradients final : public Kernel {
     // What the cells of a row read, and what those of the next one will read beyond that, fits half of the L2 cache.
     constexpr std::int64_t kLeast = std::max<std::int64_t>(kMostLanes, 64 / sizeof(E));
     constexpr std::int64_t kFewCells = 8;
-    const auto fit = static_cast<std::int64_t>(static_cast<double>(caches().l2_bytes) / 2 / sizeof(E) /
-                                               static_cast<double>(depth.kernel * width.stride) /
-                                               static_cast<double>(height.kernel + height.stride));
+    const auto fit = static_cast<std::int64_t>(
+        static_cast<double>(caches().l2_bytes) / 2 / sizeof(E) / static_cast<double>(depth.kernel) /
+        static_cast<double>(width.stride) / (static_cast<double>(height.kernel) + static_cast<double>(height.stride)));
     block_ = std::max(fit / std::min(width.input, kFewCells) / kLeast * kLeast, kLeast);
     block_ = block_ >= channels() ? channels() : round_up(ceil_div(channels(), ceil_div(channels(), block_)), kLeast);
     cut_row(std::max<std::int64_t>(fit / block_, 1));
     units_ = problem.batch * std::ssize(segments_) * depth.input * height.input;
     const std::int64_t elements = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-    splits_ = std::clamp<std::int64_t>(std::min(units_, elements / kShareOfPartials / weights()), 1, kMostSplits);
+    const bool has_partials = problem.direction == Direction::grad_weight;
+    const std::int64_t most_splits = has_partials ? elements / kShareOfPartials / weights() : kMostSplits;
+    splits_ = std::clamp<std::int64_t>(std::min(units_, most_splits), 1, kMostSplits);
+    while (block_ > kLeast && splits_ * ceil_div(channels(), block_) < kFewTasks)
+      block_ = round_up(ceil_div(block_, 2), kLeast);
   }
 
   // Weights, then the sums of every split.
@@ -71,8 +76,9 @@ class DepthwiseGradients final : public Kernel {
   bool run_with(const Kernel& grad_input, const Buffers& of_input, const Buffers& of_weight,
                 const Execution& execution) const override {
     const auto* const other = dynamic_cast<const DepthwiseGradients*>(&grad_input);
-    if (other == nullptr || other->problem_.output_strides != problem_.output_strides ||
-        of_input.output != of_weight.output) {
+    // Axes are joined where tensors allow it, which input and its gradient may not both do.
+    if (other == nullptr || other->problem_.axes != problem_.axes ||
+        other->problem_.output_strides != problem_.output_strides || of_input.output != of_weight.output) {
       return false;
     }
     compute(other, &of_input, &of_weight, execution);
@@ -241,8 +247,8 @@ class DepthwiseGradients final : public Kernel {
     const Strides& input_strides = problem_.input_strides;
     const std::int64_t c = job.first_channel;
     GradientCells<E, T> part;
-    part.cell_step = width.stride * grad_strides[4];
-    part.tap_step = width.dilation * grad_strides[4];
+    part.cell_step = width.input > 1 ? width.stride * grad_strides[4] : 0;
+    part.tap_step = width.kernel > 1 ? width.dilation * grad_strides[4] : 0;
     part.input_step = input_strides[4];
     part.tap_size = tap_size_;
     part.channels = job.channels;

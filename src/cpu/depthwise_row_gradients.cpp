@@ -25,6 +25,7 @@ namespace {
 constexpr std::int64_t kBoxWanted = std::int64_t{1} << 13;  // elements of the gradient of the output, about
 constexpr std::int64_t kMostBox = std::int64_t{1} << 16;    // where a smaller box would read much twice
 constexpr std::int64_t kMostCopied = std::int64_t{1} << 18;
+constexpr std::int64_t kMostPhases = 1024;
 constexpr std::int64_t kMostTaps = std::int64_t{1} << 10;
 constexpr std::int64_t kTasksWanted = 32;
 constexpr std::int64_t kShareOfPartials = 32;         // of the tensors, at most
@@ -169,8 +170,9 @@ class DepthwiseRowGradients final : public Kernel {
   bool run_with(const Kernel& grad_input, const Buffers& of_input, const Buffers& of_weight,
                 const Execution& execution) const override {
     const auto* const other = dynamic_cast<const DepthwiseRowGradients*>(&grad_input);
-    if (other == nullptr || other->problem_.output_strides != problem_.output_strides ||
-        of_input.output != of_weight.output) {
+    // Axes are joined where tensors allow it, which input and its gradient may not both do.
+    if (other == nullptr || other->problem_.axes != problem_.axes ||
+        other->problem_.output_strides != problem_.output_strides || of_input.output != of_weight.output) {
       return false;
     }
     compute(&other->problem_, &of_input, &of_weight, execution);
@@ -489,11 +491,11 @@ Proposal propose_depthwise_row_gradients(const Problem& problem) {
   for (int a = 0; a < kSpatialAxes; ++a) {
     maps[a] = map_from_input(problem.axes[a]);
     if (maps[a].sources.empty()) return Proposal::decline("needs a tap that reaches the output");
+    if (maps[a].highest - maps[a].lowest > kMostCopied) return Proposal::decline("needs taps that are not far apart");
     taps *= problem.axes[a].kernel;
   }
-  if (taps > kMostTaps || maps[2].highest - maps[2].lowest > kMostCopied) {
-    return Proposal::decline("needs few taps, not far apart");
-  }
+  // Rows are split in their phases, read or not.
+  if (taps > kMostTaps || maps[2].sources[0].step > kMostPhases) return Proposal::decline("needs few taps and phases");
   Boxes boxes(problem, std::move(maps));
   if (boxes.copied > kMostCopied) return Proposal::decline("needs rows that fit the cache");
   return with_types(problem.dtype, [&]<typename E, typename T> {

@@ -209,9 +209,10 @@ class DepthwiseRows final : public Kernel {
     for (std::int64_t first = band.begin; first < band.end; ++first) {
       if (done[first - band.begin]) continue;
       Alike rows{first, 1, 0};
-      for (std::int64_t r = first + stride; r < band.end && follows(rows_[r - stride], rows_[r]); r += stride) {
-        const std::int64_t step = rows_[r].place - rows_[r - stride].place;
+      for (std::int64_t r = first; stride < band.end - r && follows(rows_[r], rows_[r + stride]);) {
+        const std::int64_t step = rows_[r + stride].place - rows_[r].place;
         if (rows.count > 1 && step != rows.to_step) break;
+        r += stride;
         rows.to_step = step;
         done[r - band.begin] = true;
         ++rows.count;
@@ -392,8 +393,8 @@ class DepthwiseRows final : public Kernel {
 }  // namespace
 
 Proposal propose_depthwise_rows(const Problem& problem) {
-  if (problem.direction != Direction::forward || problem.input_strides[4] != 1 || problem.output_strides[4] != 1) {
-    return Proposal::decline("needs channels side by side, or rows forward");
+  if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1) {
+    return Proposal::decline("needs channels or rows side by side");
   }
   AxisMaps maps;
   std::int64_t rows = 1;

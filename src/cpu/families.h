@@ -11,7 +11,7 @@ namespace tconv::cpu {
 // Few input cells or very long kernels: products with the weights as they lie.
 Proposal propose_columns(const Problem& problem, const DeviceProperties& device);
 
-// One channel a group, channels side by side: vectors along the channels.
+// One channel a group: vectors along the channels, or along rows, whichever lie side by side.
 Proposal propose_depthwise(const Problem& problem, const DeviceProperties& device);
 
 // Two or three taps along an axis: fewer multiplications.

@@ -1,7 +1,7 @@
 // grad_weight: for every tap of every phase,
 //   grad_weight[ci][co][tap] = sum over cells p of  grad_output[co][p] input[ci][p + offset(tap)],
 // a matrix product over the cells of the packed line. With enough input channels the vectors run along them (the input
-// is packed with its channels innermost); with few, along the cells, as dot products.
+// is packed with its channels innermost, or read in place where they are); with few, along the cells, as dot products.
 // With few output channels, their taps are the rows of the product instead: each reads a window of grad_output from
 // another place.
 #include <algorithm>

@@ -223,8 +223,8 @@ void multiply_taps(const MultiplyTaps<T>& job) {
 #pragma GCC unroll 16
     for (int m = 0; m < kTileRows; ++m) rows[m] = job.a + job.a_rows[m] + job.a_places[p];
     const T* b = job.b + job.b_places[p];
-    const std::int64_t end = job.depth * a_step;
-    for (std::int64_t k = 0; k < end; k += a_step) {
+    std::int64_t k = 0;  // along the depth, of which an expanded tensor repeats one element
+    for (std::int64_t i = 0; i < job.depth; ++i, k += a_step) {
       V columns[kVectors];
       for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
 #pragma GCC unroll 16

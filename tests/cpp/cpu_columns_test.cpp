@@ -155,6 +155,10 @@ TEST(Columns, ASampleDoesNotDependOnItsBatch) {
     const Problem problem = layer(direction, 40);
     EXPECT_EQ(plan(problem)->family, plan(layer(direction, 1))->family);
     expect_sample_alone_is_the_same(problem, "columns", 23, random);
+    Problem odd = problem;  // of whose kernel a list of rows may hold a part
+    odd.axes[1].kernel = odd.axes[2].kernel = 3;
+    set_contiguous(odd);
+    expect_sample_alone_is_the_same(odd, "columns", 23, random);
     expect_sample_alone_is_the_same(one_cell(direction, 60), "columns", 57, random);
   }
 }

@@ -126,3 +126,15 @@ def test_strided_tensors_are_not_copied(family):
     events = {event.key: event.count for event in trace.key_averages()}
     assert events["tconv::conv_transpose"] == 3
     assert events.get("aten::copy_", 0) == 1, "only the channels-last input that the test itself makes"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kernel,stride,groups", [(2, 2, 1), (4, 2, 1), (3, 1, 1), (4, 2, 64)])
+def test_gradients_of_sums_over_images(kernel, stride, groups, dtype):
+    """What comes back from a sum over images is one element for each channel: strides of 0 along the axes."""
+    channels = 64 // groups
+    case = Case((24, 24), (kernel,) * 2, (stride,) * 2, groups=groups, in_per_group=channels, out_per_group=channels)
+    x, w, b = case.tensors(dtype)
+    x = x.to(memory_format=torch.channels_last)
+    dy = torch.randn(x.shape[0], 64, 1, 1, dtype=dtype).expand(x.shape[0], 64, *case.output)
+    check_gradients(case, x, w, b, dy, gradients(OURS[2], case, x, w, b, dy))
