@@ -6832,6 +6832,17 @@ struct TileShape {
     return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
   }
 
+  // Products of an item (a step of depth, or a few, at the distances of a line), and what one takes to compile: one of
+  // many sums longer than in proportion.
+  constexpr int item_products() const { return line_backs() * item_steps * row_tiles * (column_tiles / 8); }
+  constexpr int product_cost() const { return 4 + row_unit * (128 + row_unit) / 352; }
+  // They come in two halves where lines are long, and the next item's fragments are loaded between them. Those are a
+  // second set of registers, so that two items are code of their own; where that would be too much, the fragments too
+  // come in halves that take turns: each is loaded while the products of the other run, which is up to 2% slower (8% of
+  // two-byte elements, whose items are not as long) and compiles in two thirds of the time.
+  constexpr bool halves_items() const { return line_backs() > 2 && item_steps == 1 && !splits(); }
+  constexpr bool takes_turns() const { return halves_items() && item_products() * product_cost() > 600; }
+
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {
@@ -7545,7 +7556,8 @@ struct StreamReader {
   // What an item needs to know: worked out while the products before it run, or by the compiler.
   struct Item {
     unsigned weights;  // descriptor of its first row
-    int next_cells;    // where the next item's cells lie in the box
+    int cells;         // where its cells lie in the box
+    int next_cells;    // and the next item's
     bool begins_stage, ends_stage, ends_chunk;
   };
   __device__ __forceinline__ Item item_at(int item, int plane) const {
@@ -7553,29 +7565,56 @@ struct StreamReader {
     const int in_stage = item % kStageItems;
     return {weight_stage() + in_stage / kLineItems * kLine * kShape.weight_back_pitch() +
                 in_stage % kLineItems * kItemSteps * kShape.weight_depth_pitch(),
-            cells_of(ends_chunk ? 0 : item + 1, ends_chunk ? next_plane(plane) : plane), in_stage == 0,
-            in_stage + 1 == kStageItems || ends_chunk, ends_chunk};
+            cells_of(item, plane),
+            cells_of(ends_chunk ? 0 : item + 1, ends_chunk ? next_plane(plane) : plane),
+            in_stage == 0,
+            in_stage + 1 == kStageItems || ends_chunk,
+            ends_chunk};
   }
 
-  // Multiplies the fragments of one item while those of the next one are loaded.
+  // Multiplies the fragments of one item while those of the next one are loaded. A warp stands still while the tensor
+  // cores are busy with products of its own that it has handed over: what it loads before the last of them arrives in
+  // the meantime.
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
                                        const Item& at, int item) {
-    if (at.begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
-    team.add(now, at.weights, item / kLineItems);
+    begin_products(team, now, at, item);
+    if (go_on(at)) team.load(next, input_stage(), at.next_cells, next_step(at, item));
+    if constexpr (kShape.halves_items()) team.add<false>(now, at.weights, item / kLineItems);
+    if (at.ends_stage) weight.advance();
+  }
+  // The same with one set of fragments: one half of them is loaded while the products of the other run.
+  __device__ __forceinline__ void step_by_halves(CellTeam& team, CellTeam::Fragments& cells, const Item& at, int item) {
+    begin_products(team, cells, at, item);
+    team.load<CellTeam::kFirstFragments, CellTeam::kFragments>(cells, input_stage(), at.cells, item % kLineItems);
+    team.add<false>(cells, at.weights, item / kLineItems);
+    const bool goes_on = go_on(at);
     ptx::wait_for_warpgroup<1>();
-    // The products before this item are done, and with the first one of a stage the whole stage before it.
+    if (goes_on) team.load<0, CellTeam::kFirstFragments>(cells, input_stage(), at.next_cells, next_step(at, item));
+    if (at.ends_stage) weight.advance();
+  }
+  // After the first half the products before this item are done, and with the first one of a stage the whole stage
+  // before it.
+  __device__ __forceinline__ void begin_products(CellTeam& team, const CellTeam::Fragments& cells, const Item& at,
+                                                 int item) {
+    if (at.begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
+    team.add<true>(cells, at.weights, item / kLineItems);
+    ptx::wait_for_warpgroup<1>();
     if (at.begins_stage && (item > 0 || chunk > 0)) give_back_weights();
+  }
+  // After a chunk's last item the next chunk must be there. Whether anything is left to load: in a loop, products
+  // behind a branch would wait for what is loaded, so that after many items it is, once for nothing.
+  __device__ __forceinline__ bool go_on(const Item& at) {
     if (at.ends_chunk) ++chunk;
     const bool ends_tile = at.ends_chunk && is_done();
     if (at.ends_chunk && !ends_tile) {
       give_back_input();
       wait_for_input();
     }
-    // In a loop, products behind a branch would wait for what is loaded: after many items, once for nothing.
-    if (!ends_tile || (!kUnrolled && kItems * kShape.block_chunks() > kFewItems))
-      team.load(next, input_stage(), at.next_cells, at.ends_chunk ? 0 : (item + 1) % kLineItems);
-    team.add_rest(now, at.weights, item / kLineItems);
-    if (at.ends_stage) weight.advance();
+    return !ends_tile || (!kUnrolled && kItems * kShape.block_chunks() > kFewItems);
+  }
+  // The step of depth in its line that the next item is.
+  static __device__ __forceinline__ int next_step(const Item& at, int item) {
+    return at.ends_chunk ? 0 : (item + 1) % kLineItems;
   }
   __device__ __forceinline__ bool is_done() const { return chunk == kShape.block_chunks(); }
   static constexpr int next_plane(int plane) { return plane + 1 == kPlanes ? 0 : plane + 1; }
@@ -7621,14 +7660,14 @@ struct StreamReader {
   __device__ __forceinline__ void walk_items(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
     int item = 0;
     Item at = item_at(item, 0);
-    const auto ends = [&](const CellTeam::Fragments& now, CellTeam::Fragments& next) {
-      step(team, now, next, at, item);
+    const auto ends = [&](CellTeam::Fragments& now, CellTeam::Fragments& next) {
+      step_with(team, now, next, at, item);
       item = at.ends_chunk ? 0 : item + 1;
       at = item_at(item, 0);
       return is_done();
     };
 #pragma unroll 1
-    while (!ends(first, second) && !ends(second, first)) {
+    while (!ends(first, second) && (kShape.takes_turns() || !ends(second, first))) {
     }
   }
   // Otherwise each item of a chunk is code of its own, and so are chunks of residues that differ in taps; where those
@@ -7657,9 +7696,17 @@ struct StreamReader {
   __device__ __forceinline__ void step_in_turn(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
                                                int turn, int item, int plane) {
     if (turn % 2 == 0) {
-      step(team, first, second, item_at(item, plane), item);
+      step_with(team, first, second, item_at(item, plane), item);
     } else {
-      step(team, second, first, item_at(item, plane), item);
+      step_with(team, second, first, item_at(item, plane), item);
+    }
+  }
+  __device__ __forceinline__ void step_with(CellTeam& team, CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                            const Item& at, int item) {
+    if constexpr (kShape.takes_turns()) {
+      step_by_halves(team, now, at, item);
+    } else {
+      step(team, now, next, at, item);
     }
   }
 
@@ -7686,19 +7733,21 @@ struct StreamReader {
 
 __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
   CellTeam::Fragments even;
-  CellTeam::Fragments odd;
+  CellTeam::Fragments other;
+  CellTeam::Fragments& odd = kShape.takes_turns() ? even : other;
   reader.wait_for_input();
-  team.load(even, reader.input_stage(), StreamReader::cells_of(0, 0), 0);
+  team.load<0, CellTeam::kFirstFragments>(even, reader.input_stage(), StreamReader::cells_of(0, 0), 0);
   if constexpr (kShape.splits_late()) CellTeam::split(even, even);
   if constexpr (!kUnrolled && !kShape.splits() && kPlanes == 1) {
     reader.walk_items(team, even, odd);
   } else {
     // After an odd number of items the next chunk begins with the other set.
-    constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : kUnrolled ? kPlanes : 1;
+    constexpr bool kSwaps = kItems % 2 == 1 && !kShape.splits_late() && !kShape.takes_turns();
+    constexpr int kTurn = kSwaps ? 2 : kUnrolled ? kPlanes : 1;
 #pragma unroll 1
     for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
       reader.walk_chunk(team, even, odd);
-      if constexpr (kItems % 2 == 1 && kTurn == 2) {
+      if constexpr (kSwaps) {
         if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
         reader.walk_chunk(team, odd, even);
       }
@@ -8368,9 +8417,9 @@ struct OutputImage {
 #pragma unroll 1
     for (int turn = 0; turn < kTurns; ++turn) {
       if (kShape.sends()) ptx::wait_for_bulk_reads();
-      if (kShape.stays || turn > 0)
-        sync();  // what is there has left
-                 // Which sums a turn takes must be known to the compiler.
+      // What is there must have left.
+      if (kShape.stays || turn > 0) sync();
+      // Which sums a turn takes must be known to the compiler.
 #pragma unroll
       for (int known = 0; known < kTurns; ++known) {
         if (known == turn) stage_turn(team, known);
@@ -8725,13 +8774,12 @@ constexpr bool has_all_products() {
   return true;
 }
 // Unrolled, an item's place and missing products are known to the compiler, which pays where items have few products.
-// Many of them take long to compile, those of many sums longer than in proportion; after an odd number of items the
-// next chunk is code of its own. Where items have very many, what a loop does between them costs nothing, and little
-// where they have some: up to 2% of a forward kernel's time, 5% of a gradient's.
-constexpr int kProductCost = 4 + kShape.row_unit * (128 + kShape.row_unit) / 352;
-constexpr int kChunkCost = kShape.all_backs() * kSteps * kRowTiles * (kColumnTiles / 8) * kProductCost;
+// Many of them take long to compile; after an odd number of items the next chunk is code of its own. Where items have
+// very many, what a loop does between them costs nothing, and little where they have some: up to 2% of a forward
+// kernel's time, 5% of a gradient's.
+constexpr int kChunkCost = kShape.all_backs() * kSteps * kRowTiles * (kColumnTiles / 8) * kShape.product_cost();
 constexpr int kGroupsCost = kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64) * (kColumnTiles / 8);
-constexpr int kItemProducts = kLine * kItemSteps * kRowTiles * (kColumnTiles / 8);
+constexpr int kItemProducts = kShape.item_products();
 constexpr int kMostCost = kItemProducts > 16 ? 1000 : kItemProducts > 4 && !kShape.gradient ? 1250 : 1450;
 constexpr bool kSoonCompiled = kPlanes == 1 ? kChunkCost * (1 + kItems % 2) <= kMostCost : kGroupsCost <= 80;
 constexpr bool kUnrolled = !has_all_products() || (!kShape.splits() && kSoonCompiled);
@@ -8770,10 +8818,9 @@ struct CellTeam {
   // Tiles whose place in the box is kept; the others lie steps along the line from the first.
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
-  // Products of an item, and those of them that come before the next fragments are loaded: of long lines, half.
-  static constexpr int kProducts = kLine * kRowTiles * kCellTiles;
-  static constexpr int kFirstProducts =
-      kLine > 2 && kItemSteps == 1 && !kShape.splits() ? (kProducts + 1) / 2 : kProducts;
+  // What the first half of an item multiplies.
+  static constexpr int kFirstFragments = kShape.takes_turns() ? (kFragments + 1) / 2 : kFragments;
+  static constexpr int kFirstProducts = kShape.halves_items() ? (kItemProducts + 1) / 2 : kItemProducts;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
   // Where factors are split: the sum of a few products, on its way to `sum`.
@@ -8828,20 +8875,22 @@ struct CellTeam {
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   // `item` counts those of a line.
+  template <int kBegin = 0, int kEnd = kFragments>
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int item) const {
 #pragma unroll
     for (int i = 0; i < kItemSteps; ++i) {
       if constexpr (kShape.window > 1) {
-        load_windows(out + i * kFragments, stage, offset, item * kItemSteps + i);
+        load_windows<kBegin, kEnd>(out + i * kFragments, stage, offset, item * kItemSteps + i);
       } else {
-        load_channels(out + i * kFragments, stage, offset, item * kItemSteps + i);
+        load_channels<kBegin, kEnd>(out + i * kFragments, stage, offset, item * kItemSteps + i);
       }
     }
     if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
   }
+  template <int kBegin, int kEnd>
   __device__ __forceinline__ void load_channels(unsigned (*out)[4], unsigned stage, int offset, int step) const {
 #pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
+    for (int i = kBegin; i < kEnd; ++i) {
       if constexpr (kShape.tensor_copies) {
         load_named(out[i], stage + at[kPlaces > 1 ? i : 0][0] + offset + i * kShape.line_step(), step);
         continue;
@@ -8886,6 +8935,7 @@ struct CellTeam {
     for (unsigned& word : out) word = rounded(word);
   }
   // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
+  template <int kBegin, int kEnd>
   __device__ __forceinline__ void load_windows(unsigned (*out)[4], unsigned stage, int offset, int step) const {
     constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
     // Places may be as little as a word apart; of two-byte elements, a window of two is one word.
@@ -8894,7 +8944,7 @@ struct CellTeam {
                                kShape.stride[2] % kPair == 0;
     constexpr int kNext = kShape.window * kShape.element_bytes >= 8 ? 4 : kShape.channel_pitch();
 #pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
+    for (int i = kBegin; i < kEnd; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? half : 0] + offset + i * kShape.line_step() +
@@ -8915,29 +8965,21 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The first products of one item of a line; `weights` is the descriptor of its first row. Of split factors, where
-  // they are all of them, the small ones come first, so that they are not cut off.
+  // The products of one half of an item, or of all of it; `weights` is the descriptor of its first row. Of split
+  // factors the small ones come first, so that they are not cut off.
+  template <bool kFirst>
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int line) {
     ptx::fence_warpgroup();
     if constexpr (kShape.splits()) {
-      add_products(part, cells, kFragments, weights, line);
-      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), line);
-      add_products(part, cells, 0, weights, line);
+      add_products<kFirst>(part, cells, kFragments, weights, line);
+      add_products<kFirst>(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), line);
+      add_products<kFirst>(part, cells, 0, weights, line);
     } else {
 #pragma unroll
       for (int i = 0; i < kItemSteps; ++i)
-        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), line);
+        add_products<kFirst>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), line);
     }
     ptx::commit_warpgroup();
-  }
-  // The others. A warp stands still while the tensor cores are busy with products of its own that it has handed over:
-  // what it loads before the last of them arrives in the meantime.
-  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int line) {
-    if constexpr (kFirstProducts < kProducts) {
-      ptx::fence_warpgroup();
-      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, line);
-      ptx::commit_warpgroup();
-    }
   }
 
   // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
@@ -8961,8 +9003,8 @@ struct CellTeam {
   }
 
   static constexpr unsigned long long kDescriptor = kShape.weight_descriptor();
-  // Products number kBegin to kEnd, with the fragments from `first` on.
-  template <int kBegin = 0, int kEnd = kProducts, typename Sums>
+  // With the fragments from `first` on.
+  template <bool kFirst, typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
                                                       int line) {
 #pragma unroll
@@ -8974,10 +9016,10 @@ struct CellTeam {
         if ((tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
+          const int fragment = i * kShape.tile_fragments() + line_place(back);
           const int product = (back * kRowTiles + tile) * kCellTiles + i;
-          if (product < kBegin || product >= kEnd) continue;
-          multiply(sums[i][tile], cells[first + i * kShape.tile_fragments() + line_place(back)],
-                   kDescriptor << 32 | (b + tile * kShape.weight_tile_pitch()));
+          if ((kShape.takes_turns() ? fragment < kFirstFragments : product < kFirstProducts) != kFirst) continue;
+          multiply(sums[i][tile], cells[first + fragment], kDescriptor << 32 | (b + tile * kShape.weight_tile_pitch()));
         }
       }
     }

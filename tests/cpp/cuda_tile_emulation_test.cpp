@@ -390,6 +390,25 @@ TEST_F(EmulatedTile, ManyDistances) {
   EXPECT_EQ(test::EmulatedCase(problem, random).fails(propose_tile(problem, test::gpu(90))), "");
 }
 
+// Lines with so many products that halves of them take turns with one set of fragments: even and odd numbers of items
+// in a chunk, tails of channels, both layouts, a gradient, two bytes.
+TEST_F(EmulatedTile, HalvesThatTakeTurns) {
+  Problem gradient = make(1, 64, 20, 1, {axis(3, 2, 1, 0), axis(9, 7, 1, 2), axis(32, 3, 1, 0)});
+  gradient.direction = Direction::grad_input;
+  const std::vector<Problem> problems = {
+      make(1, 20, 64, 1, {axis(3, 2, 1, 0), axis(6, 5, 1, 0), axis(32, 3, 1, 0)}),
+      in(make(1, 40, 64, 1, {axis(9, 5, 1, 2), axis(32, 2, 1, 0)}), DType::f32, Precision::tf32, true),
+      gradient,
+      in(make(1, 24, 64, 1, {axis(3, 2, 1, 0), axis(8, 7, 1, 1), axis(32, 3, 1, 0)}), DType::bf16),
+  };
+  const std::size_t count = test::takes_all() ? problems.size() : 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    check_streams(
+        problems[i], [](const TileShape& shape) { return shape.takes_turns(); },
+        [](const TileShape& shape) { return std::array{shape.stays, shape.column_teams > 1}; });
+  }
+}
+
 // Few output channels: pairs of neighbouring outputs along any of the axes as phases of a cell, with and without lines;
 // rows and columns of cells that end inside one, paddings that begin inside one, tails of channels, groups, bias, a
 // dilation beside, both layouts, two bytes, strict arithmetic, one to three axes.

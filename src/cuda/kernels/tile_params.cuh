@@ -327,6 +327,17 @@ struct TileShape {
     return line_axis < 0 ? 0 : (gradient ? dilation[line_axis] : back_step[line_axis]) * box_step(line_axis);
   }
 
+  // Products of an item (a step of depth, or a few, at the distances of a line), and what one takes to compile: one of
+  // many sums longer than in proportion.
+  constexpr int item_products() const { return line_backs() * item_steps * row_tiles * (column_tiles / 8); }
+  constexpr int product_cost() const { return 4 + row_unit * (128 + row_unit) / 352; }
+  // They come in two halves where lines are long, and the next item's fragments are loaded between them. Those are a
+  // second set of registers, so that two items are code of their own; where that would be too much, the fragments too
+  // come in halves that take turns: each is loaded while the products of the other run, which is up to 2% slower (8% of
+  // two-byte elements, whose items are not as long) and compiles in two thirds of the time.
+  constexpr bool halves_items() const { return line_backs() > 2 && item_steps == 1 && !splits(); }
+  constexpr bool takes_turns() const { return halves_items() && item_products() * product_cost() > 600; }
+
   // The column of a cell. Warps take any sixteen cells; a warpgroup takes a run of the patch as it lies in memory, in
   // which every distance back is one shift of the whole run, and the columns that fall on the halo are not stored.
   constexpr int column_of(int n, int d, int h, int w) const {

@@ -53,7 +53,8 @@ struct StreamReader {
   // What an item needs to know: worked out while the products before it run, or by the compiler.
   struct Item {
     unsigned weights;  // descriptor of its first row
-    int next_cells;    // where the next item's cells lie in the box
+    int cells;         // where its cells lie in the box
+    int next_cells;    // and the next item's
     bool begins_stage, ends_stage, ends_chunk;
   };
   __device__ __forceinline__ Item item_at(int item, int plane) const {
@@ -61,29 +62,56 @@ struct StreamReader {
     const int in_stage = item % kStageItems;
     return {weight_stage() + in_stage / kLineItems * kLine * kShape.weight_back_pitch() +
                 in_stage % kLineItems * kItemSteps * kShape.weight_depth_pitch(),
-            cells_of(ends_chunk ? 0 : item + 1, ends_chunk ? next_plane(plane) : plane), in_stage == 0,
-            in_stage + 1 == kStageItems || ends_chunk, ends_chunk};
+            cells_of(item, plane),
+            cells_of(ends_chunk ? 0 : item + 1, ends_chunk ? next_plane(plane) : plane),
+            in_stage == 0,
+            in_stage + 1 == kStageItems || ends_chunk,
+            ends_chunk};
   }
 
-  // Multiplies the fragments of one item while those of the next one are loaded.
+  // Multiplies the fragments of one item while those of the next one are loaded. A warp stands still while the tensor
+  // cores are busy with products of its own that it has handed over: what it loads before the last of them arrives in
+  // the meantime.
   __device__ __forceinline__ void step(CellTeam& team, const CellTeam::Fragments& now, CellTeam::Fragments& next,
                                        const Item& at, int item) {
-    if (at.begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
-    team.add(now, at.weights, item / kLineItems);
+    begin_products(team, now, at, item);
+    if (go_on(at)) team.load(next, input_stage(), at.next_cells, next_step(at, item));
+    if constexpr (kShape.halves_items()) team.add<false>(now, at.weights, item / kLineItems);
+    if (at.ends_stage) weight.advance();
+  }
+  // The same with one set of fragments: one half of them is loaded while the products of the other run.
+  __device__ __forceinline__ void step_by_halves(CellTeam& team, CellTeam::Fragments& cells, const Item& at, int item) {
+    begin_products(team, cells, at, item);
+    team.load<CellTeam::kFirstFragments, CellTeam::kFragments>(cells, input_stage(), at.cells, item % kLineItems);
+    team.add<false>(cells, at.weights, item / kLineItems);
+    const bool goes_on = go_on(at);
     ptx::wait_for_warpgroup<1>();
-    // The products before this item are done, and with the first one of a stage the whole stage before it.
+    if (goes_on) team.load<0, CellTeam::kFirstFragments>(cells, input_stage(), at.next_cells, next_step(at, item));
+    if (at.ends_stage) weight.advance();
+  }
+  // After the first half the products before this item are done, and with the first one of a stage the whole stage
+  // before it.
+  __device__ __forceinline__ void begin_products(CellTeam& team, const CellTeam::Fragments& cells, const Item& at,
+                                                 int item) {
+    if (at.begins_stage) ptx::wait_barrier(barriers.weight_full(weight.slot), kShape.keeps_weights ? 0 : weight.parity);
+    team.add<true>(cells, at.weights, item / kLineItems);
+    ptx::wait_for_warpgroup<1>();
     if (at.begins_stage && (item > 0 || chunk > 0)) give_back_weights();
+  }
+  // After a chunk's last item the next chunk must be there. Whether anything is left to load: in a loop, products
+  // behind a branch would wait for what is loaded, so that after many items it is, once for nothing.
+  __device__ __forceinline__ bool go_on(const Item& at) {
     if (at.ends_chunk) ++chunk;
     const bool ends_tile = at.ends_chunk && is_done();
     if (at.ends_chunk && !ends_tile) {
       give_back_input();
       wait_for_input();
     }
-    // In a loop, products behind a branch would wait for what is loaded: after many items, once for nothing.
-    if (!ends_tile || (!kUnrolled && kItems * kShape.block_chunks() > kFewItems))
-      team.load(next, input_stage(), at.next_cells, at.ends_chunk ? 0 : (item + 1) % kLineItems);
-    team.add_rest(now, at.weights, item / kLineItems);
-    if (at.ends_stage) weight.advance();
+    return !ends_tile || (!kUnrolled && kItems * kShape.block_chunks() > kFewItems);
+  }
+  // The step of depth in its line that the next item is.
+  static __device__ __forceinline__ int next_step(const Item& at, int item) {
+    return at.ends_chunk ? 0 : (item + 1) % kLineItems;
   }
   __device__ __forceinline__ bool is_done() const { return chunk == kShape.block_chunks(); }
   static constexpr int next_plane(int plane) { return plane + 1 == kPlanes ? 0 : plane + 1; }
@@ -129,14 +157,14 @@ struct StreamReader {
   __device__ __forceinline__ void walk_items(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second) {
     int item = 0;
     Item at = item_at(item, 0);
-    const auto ends = [&](const CellTeam::Fragments& now, CellTeam::Fragments& next) {
-      step(team, now, next, at, item);
+    const auto ends = [&](CellTeam::Fragments& now, CellTeam::Fragments& next) {
+      step_with(team, now, next, at, item);
       item = at.ends_chunk ? 0 : item + 1;
       at = item_at(item, 0);
       return is_done();
     };
 #pragma unroll 1
-    while (!ends(first, second) && !ends(second, first)) {
+    while (!ends(first, second) && (kShape.takes_turns() || !ends(second, first))) {
     }
   }
   // Otherwise each item of a chunk is code of its own, and so are chunks of residues that differ in taps; where those
@@ -165,9 +193,17 @@ struct StreamReader {
   __device__ __forceinline__ void step_in_turn(CellTeam& team, CellTeam::Fragments& first, CellTeam::Fragments& second,
                                                int turn, int item, int plane) {
     if (turn % 2 == 0) {
-      step(team, first, second, item_at(item, plane), item);
+      step_with(team, first, second, item_at(item, plane), item);
     } else {
-      step(team, second, first, item_at(item, plane), item);
+      step_with(team, second, first, item_at(item, plane), item);
+    }
+  }
+  __device__ __forceinline__ void step_with(CellTeam& team, CellTeam::Fragments& now, CellTeam::Fragments& next,
+                                            const Item& at, int item) {
+    if constexpr (kShape.takes_turns()) {
+      step_by_halves(team, now, at, item);
+    } else {
+      step(team, now, next, at, item);
     }
   }
 
@@ -194,19 +230,21 @@ struct StreamReader {
 
 __device__ __forceinline__ void multiply_stream(CellTeam& team, StreamReader& reader) {
   CellTeam::Fragments even;
-  CellTeam::Fragments odd;
+  CellTeam::Fragments other;
+  CellTeam::Fragments& odd = kShape.takes_turns() ? even : other;
   reader.wait_for_input();
-  team.load(even, reader.input_stage(), StreamReader::cells_of(0, 0), 0);
+  team.load<0, CellTeam::kFirstFragments>(even, reader.input_stage(), StreamReader::cells_of(0, 0), 0);
   if constexpr (kShape.splits_late()) CellTeam::split(even, even);
   if constexpr (!kUnrolled && !kShape.splits() && kPlanes == 1) {
     reader.walk_items(team, even, odd);
   } else {
     // After an odd number of items the next chunk begins with the other set.
-    constexpr int kTurn = kItems % 2 == 1 && !kShape.splits_late() ? 2 : kUnrolled ? kPlanes : 1;
+    constexpr bool kSwaps = kItems % 2 == 1 && !kShape.splits_late() && !kShape.takes_turns();
+    constexpr int kTurn = kSwaps ? 2 : kUnrolled ? kPlanes : 1;
 #pragma unroll 1
     for (int chunk = 0; chunk < kShape.block_chunks(); chunk += kTurn) {
       reader.walk_chunk(team, even, odd);
-      if constexpr (kItems % 2 == 1 && kTurn == 2) {
+      if constexpr (kSwaps) {
         if (kShape.block_chunks() % 2 == 1 && chunk + 1 == kShape.block_chunks()) break;
         reader.walk_chunk(team, odd, even);
       }

@@ -43,9 +43,9 @@ struct OutputImage {
 #pragma unroll 1
     for (int turn = 0; turn < kTurns; ++turn) {
       if (kShape.sends()) ptx::wait_for_bulk_reads();
-      if (kShape.stays || turn > 0)
-        sync();  // what is there has left
-                 // Which sums a turn takes must be known to the compiler.
+      // What is there must have left.
+      if (kShape.stays || turn > 0) sync();
+      // Which sums a turn takes must be known to the compiler.
 #pragma unroll
       for (int known = 0; known < kTurns; ++known) {
         if (known == turn) stage_turn(team, known);

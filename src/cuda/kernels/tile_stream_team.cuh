@@ -26,13 +26,12 @@ constexpr bool has_all_products() {
   return true;
 }
 // Unrolled, an item's place and missing products are known to the compiler, which pays where items have few products.
-// Many of them take long to compile, those of many sums longer than in proportion; after an odd number of items the
-// next chunk is code of its own. Where items have very many, what a loop does between them costs nothing, and little
-// where they have some: up to 2% of a forward kernel's time, 5% of a gradient's.
-constexpr int kProductCost = 4 + kShape.row_unit * (128 + kShape.row_unit) / 352;
-constexpr int kChunkCost = kShape.all_backs() * kSteps * kRowTiles * (kColumnTiles / 8) * kProductCost;
+// Many of them take long to compile; after an odd number of items the next chunk is code of its own. Where items have
+// very many, what a loop does between them costs nothing, and little where they have some: up to 2% of a forward
+// kernel's time, 5% of a gradient's.
+constexpr int kChunkCost = kShape.all_backs() * kSteps * kRowTiles * (kColumnTiles / 8) * kShape.product_cost();
 constexpr int kGroupsCost = kShape.all_group_taps() * kSteps * ((kShape.rows() + 63) / 64) * (kColumnTiles / 8);
-constexpr int kItemProducts = kLine * kItemSteps * kRowTiles * (kColumnTiles / 8);
+constexpr int kItemProducts = kShape.item_products();
 constexpr int kMostCost = kItemProducts > 16 ? 1000 : kItemProducts > 4 && !kShape.gradient ? 1250 : 1450;
 constexpr bool kSoonCompiled = kPlanes == 1 ? kChunkCost * (1 + kItems % 2) <= kMostCost : kGroupsCost <= 80;
 constexpr bool kUnrolled = !has_all_products() || (!kShape.splits() && kSoonCompiled);
@@ -71,10 +70,9 @@ struct CellTeam {
   // Tiles whose place in the box is kept; the others lie steps along the line from the first.
   static constexpr int kPlaces = kShape.line_axis >= 0 ? 1 : kCellTiles;
 
-  // Products of an item, and those of them that come before the next fragments are loaded: of long lines, half.
-  static constexpr int kProducts = kLine * kRowTiles * kCellTiles;
-  static constexpr int kFirstProducts =
-      kLine > 2 && kItemSteps == 1 && !kShape.splits() ? (kProducts + 1) / 2 : kProducts;
+  // What the first half of an item multiplies.
+  static constexpr int kFirstFragments = kShape.takes_turns() ? (kFragments + 1) / 2 : kFragments;
+  static constexpr int kFirstProducts = kShape.halves_items() ? (kItemProducts + 1) / 2 : kItemProducts;
 
   float sum[kCellTiles][kRowTiles][kUnitOctets][4] = {};
   // Where factors are split: the sum of a few products, on its way to `sum`.
@@ -129,20 +127,22 @@ struct CellTeam {
 
   // Rows of a fragment are cells, its columns channels: two words each, four channels (or eight, in pairs) apart.
   // `item` counts those of a line.
+  template <int kBegin = 0, int kEnd = kFragments>
   __device__ __forceinline__ void load(Fragments& out, unsigned stage, int offset, int item) const {
 #pragma unroll
     for (int i = 0; i < kItemSteps; ++i) {
       if constexpr (kShape.window > 1) {
-        load_windows(out + i * kFragments, stage, offset, item * kItemSteps + i);
+        load_windows<kBegin, kEnd>(out + i * kFragments, stage, offset, item * kItemSteps + i);
       } else {
-        load_channels(out + i * kFragments, stage, offset, item * kItemSteps + i);
+        load_channels<kBegin, kEnd>(out + i * kFragments, stage, offset, item * kItemSteps + i);
       }
     }
     if constexpr (kShape.splits() && !kShape.splits_late()) split(out, out);
   }
+  template <int kBegin, int kEnd>
   __device__ __forceinline__ void load_channels(unsigned (*out)[4], unsigned stage, int offset, int step) const {
 #pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
+    for (int i = kBegin; i < kEnd; ++i) {
       if constexpr (kShape.tensor_copies) {
         load_named(out[i], stage + at[kPlaces > 1 ? i : 0][0] + offset + i * kShape.line_step(), step);
         continue;
@@ -187,6 +187,7 @@ struct CellTeam {
     for (unsigned& word : out) word = rounded(word);
   }
   // Columns are taps of a window, or of several channels' windows: both words of a cell lie side by side.
+  template <int kBegin, int kEnd>
   __device__ __forceinline__ void load_windows(unsigned (*out)[4], unsigned stage, int offset, int step) const {
     constexpr int kChannels = kShape.chunk_read_channels() / kSteps;  // of a step
     // Places may be as little as a word apart; of two-byte elements, a window of two is one word.
@@ -195,7 +196,7 @@ struct CellTeam {
                                kShape.stride[2] % kPair == 0;
     constexpr int kNext = kShape.window * kShape.element_bytes >= 8 ? 4 : kShape.channel_pitch();
 #pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
+    for (int i = kBegin; i < kEnd; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const unsigned cell = stage + at[kPlaces > 1 ? i : 0][kNamed > 1 ? half : 0] + offset + i * kShape.line_step() +
@@ -216,29 +217,21 @@ struct CellTeam {
     return kRoundsToTf32 ? ptx::round_to_tf32(__uint_as_float(word)) : word;
   }
 
-  // The first products of one item of a line; `weights` is the descriptor of its first row. Of split factors, where
-  // they are all of them, the small ones come first, so that they are not cut off.
+  // The products of one half of an item, or of all of it; `weights` is the descriptor of its first row. Of split
+  // factors the small ones come first, so that they are not cut off.
+  template <bool kFirst>
   __device__ __forceinline__ void add(const Fragments& cells, unsigned weights, int line) {
     ptx::fence_warpgroup();
     if constexpr (kShape.splits()) {
-      add_products(part, cells, kFragments, weights, line);
-      add_products(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), line);
-      add_products(part, cells, 0, weights, line);
+      add_products<kFirst>(part, cells, kFragments, weights, line);
+      add_products<kFirst>(part, cells, 0, weights + kShape.slabs * kShape.weight_slab_pitch(), line);
+      add_products<kFirst>(part, cells, 0, weights, line);
     } else {
 #pragma unroll
       for (int i = 0; i < kItemSteps; ++i)
-        add_products<0, kFirstProducts>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), line);
+        add_products<kFirst>(sum, cells, i * kFragments, weights + i * kShape.weight_depth_pitch(), line);
     }
     ptx::commit_warpgroup();
-  }
-  // The others. A warp stands still while the tensor cores are busy with products of its own that it has handed over:
-  // what it loads before the last of them arrives in the meantime.
-  __device__ __forceinline__ void add_rest(const Fragments& cells, unsigned weights, int line) {
-    if constexpr (kFirstProducts < kProducts) {
-      ptx::fence_warpgroup();
-      add_products<kFirstProducts, kProducts>(sum, cells, 0, weights, line);
-      ptx::commit_warpgroup();
-    }
   }
 
   // Adds the products to the sums that were kept, once they are done: the tensor cores cut the bits that they shift
@@ -262,8 +255,8 @@ struct CellTeam {
   }
 
   static constexpr unsigned long long kDescriptor = kShape.weight_descriptor();
-  // Products number kBegin to kEnd, with the fragments from `first` on.
-  template <int kBegin = 0, int kEnd = kProducts, typename Sums>
+  // With the fragments from `first` on.
+  template <bool kFirst, typename Sums>
   static __device__ __forceinline__ void add_products(Sums& sums, const Fragments& cells, int first, unsigned weights,
                                                       int line) {
 #pragma unroll
@@ -275,10 +268,10 @@ struct CellTeam {
         if ((tiles >> tile & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kCellTiles; ++i) {
+          const int fragment = i * kShape.tile_fragments() + line_place(back);
           const int product = (back * kRowTiles + tile) * kCellTiles + i;
-          if (product < kBegin || product >= kEnd) continue;
-          multiply(sums[i][tile], cells[first + i * kShape.tile_fragments() + line_place(back)],
-                   kDescriptor << 32 | (b + tile * kShape.weight_tile_pitch()));
+          if ((kShape.takes_turns() ? fragment < kFirstFragments : product < kFirstProducts) != kFirst) continue;
+          multiply(sums[i][tile], cells[first + fragment], kDescriptor << 32 | (b + tile * kShape.weight_tile_pitch()));
         }
       }
     }
