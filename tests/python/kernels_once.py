@@ -63,6 +63,8 @@ def shapes():
     # Tiles enough for blocks that keep their weights, in place and packed; pairs of outputs as phases.
     yield 1, 8, 16, 16, 1, 40000, 5, 1, 2, 0, 1
     yield 2, 2, 32, 32, 1, 270, 2, 2, 0, 0, 1
+    # Lines with so many products that halves of them take turns.
+    yield 2, 1, 32, 64, 1, 200, 5, 1, 0, 0, 1
     # Outputs of two bytes that leave as boxes.
     yield 2, 1, 64, 128, 1, 96, 1, 1, 0, 0, 1
 

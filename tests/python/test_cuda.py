@@ -174,17 +174,34 @@ def test_rows_whose_channels_vary_fastest_by_every_cut(kernel):
     case = Case((4000,), (kernel,), (1,), dilation=(3,), batch=3, in_per_group=32, out_per_group=64, bias=False)
     x = torch.randn(case.batch, *case.input, case.in_per_group, device="cuda").to(torch.bfloat16).movedim(-1, 1)
     w = torch.randn(case.in_per_group, kernel, case.out_per_group, device="cuda").to(torch.bfloat16).movedim(-1, 1)
-    cuts = 0
+    cuts = [check(case, x, w, None, actual, tf32=False) for actual in by_every_cut(case, x, w)]
+    assert len(cuts) > 3
+
+
+def by_every_cut(case: Case, x, w):
+    """The outputs of the tile kernels that the planner thinks best, one after another."""
     for cut in range(12):
         with tconv.testing.force_family("tile" if cut == 0 else f"tile#{cut}"):
             try:
                 actual = OURS[case.rank](x, w, None, **case.parameters)
             except RuntimeError as error:
                 assert "no kernel family takes the problem" in str(error) or "declines" in str(error), error
-                break
-        check(case, x, w, None, actual, tf32=False)
-        cuts += 1
-    assert cuts > 3
+                return
+        yield actual
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_long_lines_by_every_cut(precision, channels_last):
+    """Distances along an axis that are multiplied together, so many that halves of their products take turns."""
+    dtype, tf32 = precision
+    if dtype == torch.float64:
+        pytest.skip("tiles are for tensor cores")
+    case = Case((37, 67), (7, 3), (1, 1), batch=2, in_per_group=20, out_per_group=64, bias=False)
+    x, w, _ = (None if t is None else t.to("cuda", dtype) for t in case.tensors(torch.float32))
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    cuts = [check(case, x, w, None, actual, tf32) for actual in by_every_cut(case, x, w)]
+    assert len(cuts) > 3
 
 
 def kernelbench() -> list[str]:
