@@ -128,6 +128,10 @@ std::vector<GroupShape> shapes_of(const Problem& problem, const DeviceProperties
     shape.dilation[a] = axis.kernel == 1 ? 1 : static_cast<int>(axis.dilation);
   }
   if (shape.weight && shape.warp_products() > kMostProducts) return {};
+  // Halves of channels that are neighbours hold registers on their way; three blocks leave enough for sm_90's
+  // assembler.
+  const bool tight = shape.last && problem.dtype != DType::f32 && device.arch != 90;
+  const int most_resident = shape.weight && (shape.warp_products() > 4 || tight) ? 2 : 3;
   std::vector<std::pair<double, GroupShape>> found;
   for (const int d : {1, 2, 4}) {
     for (const int h : {1, 2, 4, 8, 16}) {
@@ -141,7 +145,7 @@ std::vector<GroupShape> shapes_of(const Problem& problem, const DeviceProperties
         const bool fits = candidate.pixels() == 128 || (candidate.pixels() == 256 && !shape.weight);
         if (!fits || bytes > device.shared_bytes_per_block) continue;
         const auto fitting = static_cast<int>(device.shared_bytes_per_multiprocessor / (bytes + kReservedBytes));
-        candidate.resident = std::clamp(fitting, 1, shape.weight && shape.warp_products() > 4 ? 2 : 3);
+        candidate.resident = std::clamp(fitting, 1, most_resident);
         double covered = 1;  // pixels of the tiles of a sample
         for (int a = 0; a < kSpatialAxes; ++a)
           covered *= static_cast<double>(ceil_div(problem.axes[a].input, candidate.tile[a]) * candidate.tile[a]);

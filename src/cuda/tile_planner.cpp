@@ -202,6 +202,14 @@ bool reads_wide_weights(const TileShape& shape, const Problem& problem) {
                      [&](std::int64_t stride) { return stride == 1 || stride % shape.vector() == 0; });
 }
 
+// Products of a warp (row tiles by column tiles) at each step of depth. For other architectures than sm_90 the
+// assembler loads and splits fragments of four-byte elements earlier than it has registers for, most of all for sm_100.
+int most_warp_products(const TileShape& shape, const DeviceProperties& device) {
+  if (device.arch == 90 || shape.element_bytes != 4) return kIntMax;
+  if (shape.math == TileMath::fp32x3) return device.arch == 100 ? 10 : 15;
+  return device.arch == 100 ? 31 : kIntMax;
+}
+
 // Fits stages and residency around rows and columns; false when it cannot be built.
 bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& device) {
   shape.all_taps = every_phase_has_every_tap(shape);
@@ -220,8 +228,7 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
     if (loads_in_place(shape) > 40) return false;
   }
   shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
-  // For sm_100 the assembler keeps more fragments of four-byte elements at once than it has registers for.
-  if (device.arch == 100 && shape.element_bytes == 4 && shape.row_tiles * shape.column_tiles >= 32) return false;
+  if (shape.row_tiles * shape.column_tiles > most_warp_products(shape, device)) return false;
   const bool split = shape.math == TileMath::fp32x3 && !shape.warpgroup;
   const int more = !split || device.arch == 90 ? 0 : device.arch == 100 ? 40 : 16;  // than that for sm_90
   const int registers = tile_registers(shape) + more;
