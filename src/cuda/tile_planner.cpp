@@ -210,6 +210,14 @@ int most_warp_products(const TileShape& shape, const DeviceProperties& device) {
   return device.arch == 100 ? 31 : kIntMax;
 }
 
+// What split factors in single warps take beyond the estimate, which is sm_90's: most for long rows of products, whose
+// fragments are all split ahead.
+int more_registers(const TileShape& shape, const DeviceProperties& device) {
+  if (shape.math != TileMath::fp32x3 || shape.warpgroup || device.arch == 90) return 0;
+  if (shape.column_tiles > 4) return 80;
+  return device.arch == 100 ? 40 : 16;
+}
+
 // Fits stages and residency around rows and columns; false when it cannot be built.
 bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& device) {
   shape.all_taps = every_phase_has_every_tap(shape);
@@ -229,9 +237,7 @@ bool complete(TileShape& shape, const Problem& problem, const DeviceProperties& 
   }
   shape.unroll = shape.stage_backs * shape.slabs / 2 % 3 == 0 ? 3 : 2;
   if (shape.row_tiles * shape.column_tiles > most_warp_products(shape, device)) return false;
-  const bool split = shape.math == TileMath::fp32x3 && !shape.warpgroup;
-  const int more = !split || device.arch == 90 ? 0 : device.arch == 100 ? 40 : 16;  // than that for sm_90
-  const int registers = tile_registers(shape) + more;
+  const int registers = tile_registers(shape) + more_registers(shape, device);
   const int most_registers = shape.element_bytes == 2 ? 240 : 250;  // the estimate is coarser for half types
   if (registers > most_registers || shape.threads() * registers > 65536) return false;
   const std::size_t shared = static_cast<std::size_t>(shape.shared_bytes());
