@@ -30,6 +30,7 @@ constexpr double kRowCost = 25;      // of a row of the source, however short
 // Of a weight that comes from the L2 cache, or from beyond it.
 constexpr double kNearWeight = 0.06;
 constexpr double kFarWeight = 0.3;
+constexpr double kOwnWeight = 4;   // of packing one, where each task packs its own: it leaves the caches meanwhile
 constexpr double kCellCost = 0.2;  // of a cell and tap, in front of each block of targets
 
 // Of the phase that has most.
@@ -152,7 +153,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const auto weights = static_cast<double>(taps * channels);
     const double length = static_cast<double>(shape.longest());
     const double columns = column_cost(shape.longest());
-    const double pack_weights = weights * (shared ? 1 : tiles);
+    const double pack_weights = weights * (shared ? 1 : tiles * kOwnWeight);
     const bool near = taps * channels * roles.source_channels <= caches.elements(kWeightsShare);
     const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
     const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));

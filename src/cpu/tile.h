@@ -79,6 +79,8 @@ class Tiling {
   std::vector<Segment> segments_of_line(const Tile& tile, const PhaseTile& phase, std::int64_t rows) const;
   // The same where nothing surrounds the source: with the taps that read something, in width too.
   std::vector<Segment> segments_of_tensor(const Tile& tile, const PhaseTile& phase) const;
+  // Whether many products of a phase would read the gaps between short rows.
+  bool leaves_much_out(const Tile& tile, const PhaseTile& phase) const;
   std::int64_t place_on_line(const Segment& segment) const;
 
   // Whether tiles differ in nothing but where they begin.

@@ -41,6 +41,9 @@ constexpr std::int64_t kTargetsAlone = 64;
 constexpr double kCombineCost = 24;
 constexpr double kWorthChanging = 0.95;
 
+// The weights of a tap that a lattice does not have.
+constexpr std::array<T, kPackedTogether * kMostVectors * kMostLanes> kNoWeights{};
+
 struct Memory {
   Scratch<T> source;
   Scratch<T> half;  // combined along the first of two axes
@@ -212,10 +215,13 @@ class Winograd final : public Kernel {
       for (std::int64_t row = 0; row < block.targets; row += panel) {
         const std::int64_t width = panel_width(math, panel, block.targets, row);
         for (std::int64_t g = 0; g < groups; ++g) {
+          const TapGroup& group = groups_[p].all[g];
           const auto tap_at = [&](std::int64_t tap) {
-            return from + (row * taps + groups_[p].all[g].taps[tap] * width) * channels;
+            if (group.taps[tap] == kNoTap) return kNoWeights.data();
+            return from + (row * taps + group.taps[tap] * width) * channels;
           };
-          const auto point_at = [&](std::int64_t point) {
+          const auto point_at = [&](std::int64_t point) -> T* {
+            if (group.zero_at[point]) return nullptr;
             return to + place_of(block, chunk, phases.first, p, point) + row * chunk * groups +
                    (g * chunk + within) * width;
           };
@@ -351,7 +357,8 @@ class Winograd final : public Kernel {
           job.c = of_phase + point * point_size;
           job.depth = channels;
           job.accumulate = c > 0;
-          multiply(math, size, block, p, weights + place_of(block, channels, first_phase, p, point), rows[index], job);
+          multiply(math, size, block, p, point, weights + place_of(block, channels, first_phase, p, point), rows[index],
+                   job);
         }
         if (last) store(tensors, tile, block, p, of_phase, row_size, results, memory.half);
       }
@@ -359,7 +366,7 @@ class Winograd final : public Kernel {
   }
 
   void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& size, const TargetBlock& block, std::size_t phase,
-                const T* weights, Rows& rows, MultiplyCells<T> job) const {
+                int point, const T* weights, Rows& rows, MultiplyCells<T> job) const {
     const std::int64_t channels = job.depth;
     const bool accumulate = job.accumulate;
     const Panels<T> panels{weights, groups_[phase].count() * channels};
@@ -369,11 +376,13 @@ class Winograd final : public Kernel {
       offsets.clear();
       places.clear();
       for (const std::int64_t g : groups) {
+        if (groups_[phase].all[g].zero_at[point]) continue;
         offsets.push_back(groups_[phase].all[g].source * source_.source_size() +
                           groups_[phase].all[g].offset * source_.cell_step());
         places.push_back(g * channels);
       }
-      const auto count = static_cast<std::int64_t>(groups.size());
+      const auto count = static_cast<std::int64_t>(places.size());
+      if (count == 0 && accumulate) continue;
       const std::int64_t parts = even_parts(count, kMostDepth / channels);
       // At least once: what no tap reaches is zero.
       for (std::int64_t g = 0; g == 0 || g < count; g += parts) {

@@ -16,8 +16,13 @@ constexpr std::int64_t kMostTargets = 128;                   // target channels 
 constexpr std::int64_t kFewestTargets = 64;                  // the same: sources are combined anew for each of them
 // Products that are left, as a share: more are not worth the combinations.
 constexpr double kMostLeft = 0.8;
+constexpr double kMostOfTwo = 0.85;          // the same of an axis that is not the only one
 constexpr double kAnotherAxis = 0.95;        // the same, for an axis further inside: rows are better left whole
 constexpr std::int64_t kFewestOfFive = 128;  // channels that pay for five points
+// Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
+// incomplete: two products of nine are saved, not three.
+constexpr std::int64_t kFewestIncomplete = 20;
+constexpr double kWeightCost = 20;           // of a combined weight, for each image, in products
 constexpr double kFivePoints = 1.08;         // what five points cost more: digits, and combinations
 constexpr double kCacheShare = 0.5;          // of the L2 cache, for the combined tile and its products
 constexpr std::int64_t kLargestTile = 4096;  // cells
@@ -42,10 +47,11 @@ bool everything_reads(const AxisMap& map) {
 }
 
 // The taps of every target and source lattice as neighbours in order, or nothing where they are not.
-std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& scheme) {
+std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& scheme, bool incomplete) {
   FastAxis fast;
   const auto sources = map.sources.size();
   std::vector<std::vector<std::int64_t>> firsts;  // [target][source]: the lowest offset
+  std::optional<std::int64_t> lowest;             // of lattices that have all taps
   for (const AxisTarget& target : map.targets) {
     auto& by_source = fast.taps.emplace_back(sources);
     auto& first = firsts.emplace_back();
@@ -54,16 +60,28 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
       for (std::size_t t = 0; t < target.taps.size(); ++t) {
         if (target.taps[t].source == static_cast<std::int64_t>(s)) taps.push_back(static_cast<std::int64_t>(t));
       }
-      if (static_cast<int>(taps.size()) != scheme.taps) return {};
+      const int missing = scheme.taps - static_cast<int>(taps.size());
+      if (taps.empty() || missing < 0 || missing > (incomplete ? 1 : 0)) return {};
       const auto offset = [&](std::int64_t t) { return target.taps[t].offset; };
       std::ranges::sort(taps, {}, offset);
       for (std::size_t k = 1; k < taps.size(); ++k) {
         if (offset(taps[k]) != offset(taps[k - 1]) + 1) return {};
       }
       first.push_back(offset(taps.front()));
+      if (missing == 0) lowest = std::min(first.back(), lowest.value_or(first.back()));
     }
   }
-  if (firsts.empty() || sources == 0 || !everything_reads(map)) return {};
+  if (firsts.empty() || sources == 0 || !lowest || !everything_reads(map)) return {};
+  // A tap that is missing is the first one if tiles need not begin earlier for it, otherwise the last.
+  for (std::size_t target = 0; target < firsts.size(); ++target) {
+    for (std::size_t s = 0; s < sources; ++s) {
+      auto& taps = fast.taps[target][s];
+      if (static_cast<int>(taps.size()) == scheme.taps) continue;
+      const bool begins_later = firsts[target][s] > *lowest;
+      taps.insert(begins_later ? taps.begin() : taps.end(), kNoTap);
+      firsts[target][s] -= begins_later ? 1 : 0;
+    }
+  }
   for (std::size_t s = 0; s < sources; ++s) {
     fast.bases.push_back(std::ranges::min(firsts, {}, [s](const auto& first) { return first[s]; })[s]);
   }
@@ -103,29 +121,70 @@ namespace {
 double left_along(const FastAxis& fast, const AxisMap& map, bool shifted) {
   const Scheme& scheme = kSchemes[fast.scheme];
   const std::int64_t tiles = ceil_div(map.cells + (shifted ? fast.most_shift() : 0), scheme.outputs);
-  return static_cast<double>(tiles * scheme.points) / static_cast<double>(map.cells * scheme.taps);
+  std::int64_t taps = 0;
+  std::int64_t points = 0;
+  for (const auto& by_source : fast.taps) {
+    for (const auto& neighbours : by_source) {
+      const std::int64_t missing = std::ranges::count(neighbours, kNoTap);
+      taps += scheme.taps - missing;
+      points += scheme.points - missing;
+    }
+  }
+  return static_cast<double>(tiles * points) / static_cast<double>(map.cells * taps);
+}
+
+// The same, with what five points cost.
+double cost_along(const FastAxis& fast, const AxisMap& map, bool shifted) {
+  return left_along(fast, map, shifted) * (kSchemes[fast.scheme].points == 5 ? kFivePoints : 1);
+}
+
+bool is_incomplete(const FastAxis& fast) {
+  return std::ranges::any_of(fast.taps, [](const auto& by_source) {
+    return std::ranges::any_of(by_source, [](const auto& taps) { return std::ranges::count(taps, kNoTap) > 0; });
+  });
+}
+
+// Combined weights that the taps of the axis become.
+std::int64_t combined_along(const FastAxis& fast) {
+  return static_cast<std::int64_t>(fast.taps.size() * fast.taps.front().size()) * kSchemes[fast.scheme].points;
 }
 
 // The axis other than `taken` that saves most with one of the schemes from `first` on.
 std::optional<FastAxis> best_axis(const AxisMaps& maps, const FastSearch& search, int taken, std::size_t first) {
   std::optional<FastAxis> best;
-  double least = kMostLeft;
+  double least = kMostOfTwo;
   for (const int axis : {1, 0, 2}) {
     if (axis == taken) continue;
     for (std::size_t s = first; s < kSchemes.size(); ++s) {
       const bool five = kSchemes[s].points == 5;
       if (five && std::min(search.sources, search.targets) < kFewestOfFive) continue;
-      std::optional<FastAxis> fast = neighbours_along(maps[axis], kSchemes[s]);
+      std::optional<FastAxis> fast = neighbours_along(maps[axis], kSchemes[s], search.incomplete);
       if (!fast) continue;
+      const bool few = search.sources * search.targets < kFewestIncomplete * (search.sources + search.targets);
+      if (few && kSchemes[s].taps == 2 && is_incomplete(*fast)) continue;
       fast->axis = axis;
       fast->scheme = s;
-      const double left = left_along(*fast, maps[axis], search.shifted) * (five ? kFivePoints : 1);
+      const double left = cost_along(*fast, maps[axis], search.shifted);
       if (left >= least) continue;
       least = kAnotherAxis * left;
       best = std::move(fast);
     }
   }
   return best;
+}
+
+// Whether the products that are saved for so many cells outweigh combining the weights.
+bool pays_for_weights(const FastAxes& fast, const AxisMaps& maps, std::int64_t cells, double left) {
+  std::int64_t taps = 1;
+  std::int64_t combined = 1;
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    std::int64_t along = 0;
+    for (const AxisTarget& target : maps[a].targets) along += static_cast<std::int64_t>(target.taps.size());
+    const auto on_axis = std::ranges::find(fast, a, &FastAxis::axis);
+    taps *= along;
+    combined *= on_axis == fast.end() ? along : combined_along(*on_axis);
+  }
+  return static_cast<double>(cells * taps) * (1 - left) >= kWeightCost * static_cast<double>(combined);
 }
 
 }  // namespace
@@ -153,6 +212,10 @@ FastAxes find_fast_axes(const AxisMaps& maps, const FastSearch& search) {
   if (cells >= kFewestOfTwo) second = best_axis(maps, search, first->axis, kFirstAtFour);
   FastAxes fast = {std::move(*first)};
   if (second) fast.push_back(std::move(*second));
+  double left = 1;
+  for (const FastAxis& each : fast) left *= cost_along(each, maps[each.axis], search.shifted);
+  if (left >= kMostLeft) return {};
+  if (std::ranges::any_of(fast, is_incomplete) && !pays_for_weights(fast, maps, cells, left)) return {};
   return fast;
 }
 
@@ -161,11 +224,16 @@ std::int64_t targets_of_block(const Roles& roles, std::int64_t most) {
 }
 
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
-  FastWeights chosen{find_fast_axes(maps, {roles.source_channels, roles.target_channels})};
+  FastSearch search{roles.source_channels, roles.target_channels};
+  search.incomplete = true;
+  FastWeights chosen{find_fast_axes(maps, search)};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};
   const std::int64_t room = room_for_combined(problem);
-  const std::int64_t all = element_count(problem.weight_sizes()) / taps_of(axes) * points_of(axes);
+  std::int64_t all = element_count(problem.weight_sizes());
+  for (const FastAxis& each : axes) {
+    all = all / problem.axes[each.axis].kernel * combined_along(each);
+  }
   chosen.targets = targets_of_block(roles, kMostTargets);
   if (all <= room) return chosen;
   chosen.at_once = false;
@@ -273,6 +341,7 @@ TapGroups::TapGroups(const PhaseTile& phase, const FastAxes& fast, const FastLin
             std::int64_t which = 0;
             if (a == fast[0].axis) which = first;
             if (fast.size() > 1 && a == fast[1].axis) which = second;
+            if ((*taps[a])[which] == kNoTap) return kNoTap;
             tap += (*taps[a])[which] * steps[a];
           }
           return tap;
@@ -284,7 +353,18 @@ TapGroups::TapGroups(const PhaseTile& phase, const FastAxes& fast, const FastLin
             group.taps[index++] = tap_at(first, second);
           }
         }
-        const Tap& tap = phase.taps[group.taps[0]];
+        const int last = kSchemes[fast[0].scheme].points - 1;
+        const int second_points = fast.size() > 1 ? kSchemes[fast[1].scheme].points : 1;
+        for (int point = 0; point < points_of(fast); ++point) {
+          const auto is_zero = [&](int level, int along, int last_along) {
+            const auto& neighbours = *taps[fast[level].axis];
+            return (along == 0 && neighbours.front() == kNoTap) || (along == last_along && neighbours.back() == kNoTap);
+          };
+          const bool zero = is_zero(0, point / second_points, last) ||
+                            (fast.size() > 1 && is_zero(1, point % second_points, second_points - 1));
+          group.zero_at.set(point, zero);
+        }
+        const Tap& tap = phase.taps[*std::ranges::find_if(group.taps, [](std::int64_t t) { return t != kNoTap; })];
         group.source = tap.source;
         group.shift = tap.shift;
         for (int a = 0; a < kSpatialAxes; ++a) {

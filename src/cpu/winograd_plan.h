@@ -1,8 +1,10 @@
 // Where the "winograd" family saves multiplications: along one or two axes, whose taps are two or three neighbours in
-// every phase. Along such an axis tiles of `outputs` cells become `points` products; along the others nothing changes.
+// every phase, or one less in some. Along such an axis tiles of `outputs` cells become `points` products; along the
+// others nothing changes.
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +16,8 @@
 
 namespace tconv::cpu {
 
+inline constexpr std::int64_t kNoTap = -1;
+
 struct FastAxis {
   int axis = 2;
   std::size_t scheme = 0;  // in kSchemes
@@ -23,7 +27,8 @@ struct FastAxis {
   std::vector<std::int64_t> shifts;
   // The same, where sources are combined for this target lattice alone: how much later its tiles begin.
   std::vector<std::int64_t> starts;
-  // [target][source][tap]: the taps of the target lattice in the order of their offsets.
+  // [target][source][tap]: the taps of the target lattice in the order of their offsets; kNoTap for the first or the
+  // last of a lattice that has one less than others.
   std::vector<std::vector<std::vector<std::int64_t>>> taps;
 
   std::int64_t most_shift() const;
@@ -40,6 +45,7 @@ struct FastSearch {
   std::int64_t targets = 0;
   std::int64_t images = 1;  // whose cells the weights are combined for
   bool shifted = true;      // all phases share combined sources
+  bool incomplete = false;  // some lattices may have a tap less than others
 };
 
 // The axis that saves most, if any saves enough, and another one that saves enough at four points, which costs no
@@ -101,8 +107,11 @@ std::vector<FastLine> fast_lines(const FastAxes& fast, const Tiling& tiling);
 struct TapGroup {
   std::int64_t source = 0;
   std::int64_t offset = 0;                                 // along the combined line
-  std::array<std::int64_t, kMostTaps * kMostTaps> taps{};  // [tap of the second axis][tap of the first]
-  Triple shift{};                                          // of one of them: as Tap has it
+  std::array<std::int64_t, kMostTaps * kMostTaps> taps{};  // [tap of the second axis][tap of the first], or kNoTap
+  // The points whose combined weights are zero: without its first or last tap a lattice has nothing at the first or
+  // last point of the axis.
+  std::bitset<kMostPoints * kMostPoints> zero_at;
+  Triple shift{};  // of one of them: as Tap has it
 };
 
 struct TapGroups {

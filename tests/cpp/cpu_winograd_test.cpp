@@ -32,6 +32,8 @@ Problem random_layer(Random& random) {
       axis.stride = chance(random, 0.5) ? 1 : uniform(random, 2, 4);
       const std::int64_t taps = uniform(random, 2, 3);
       axis.kernel = chance(random, 0.8) ? axis.stride * taps : uniform(random, 1, 5);
+      // Phases of which some have a tap less.
+      if (chance(random, 0.4)) axis.kernel = axis.stride * taps - uniform(random, 0, axis.stride - 1);
       axis.pad_begin = chance(random, 0.4) ? 0 : uniform(random, 0, axis.kernel + 1);
       axis.pad_end = chance(random, 0.5) ? axis.pad_begin : uniform(random, 0, axis.kernel + 1);
       axis.output_padding = chance(random, 0.7) ? 0 : uniform(random, 0, axis.stride - 1);
