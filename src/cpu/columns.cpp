@@ -6,6 +6,8 @@
 //   grad_weight:  grad_weight[ci][j] = sum over i of  input[ci][i] D[i][j]
 // are matrix products; of D there is only a tile at a time. What is taken forward and for grad_input depends on the
 // layer and one sample, never on the batch, and all sums run in an order that depends on the layer alone.
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -37,6 +39,7 @@ constexpr std::int64_t kChannels = 112;   // the same: whose weights are held at
 constexpr std::size_t kRoomForSums = 16;  // part of input and output that splits may take
 constexpr std::int64_t kListed = 32;      // rows of taps, forward: no more are listed at a time
 // Columns of a tile: more where cells are few, so that weights are read in longer pieces.
+constexpr std::int64_t kRowsAhead = 4;  // of weights, that are asked for
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kMostColumns = 1024;
 
@@ -186,6 +189,11 @@ class Columns final : public Kernel {
     }
   }
 
+  static void ask_for(const E* from, std::int64_t count) {
+    constexpr std::int64_t kLine = 64 / sizeof(E);
+    for (std::int64_t i = 0; i < count; i += kLine) hwy::Prefetch(from + i);
+  }
+
   static void add_to(T* to, std::int64_t step, std::int64_t count, const T* from) {
     if (step == 1) {
       for (std::int64_t t = 0; t < count; ++t) to[t] += from[t];
@@ -222,7 +230,9 @@ class Columns final : public Kernel {
           const std::int64_t width = panel_width(math, panel, columns, n);
           const std::int64_t count = std::min(width, columns - n);
           T* const row = panels + n * job.depth + k * width;
-          element_ops<E, T>().load(weight + k * problem_.weight_strides[0] + n, 1, row, 1, count);
+          const E* const from = weight + k * problem_.weight_strides[0] + n;
+          if (channel + k + kRowsAhead < inputs_) ask_for(from + kRowsAhead * problem_.weight_strides[0], count);
+          element_ops<E, T>().load(from, 1, row, 1, count);
           std::fill(row + count, row + width, T{0});
         }
       }

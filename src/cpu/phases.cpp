@@ -10,7 +10,10 @@ namespace {
 
 Proposal propose_as_it_is(const Problem& problem, const DeviceProperties& device) {
   switch (problem.direction) {
-    case Direction::forward: return propose_correlate(problem, device);
+    case Direction::forward: {
+      const Proposal proposal = propose_tap_rows(problem, device);
+      return proposal.kernel != nullptr ? proposal : propose_correlate(problem, device);
+    }
     case Direction::grad_input: {
       Proposal proposal = propose_patches(problem, device);
       if (proposal.kernel == nullptr) proposal = propose_windows(problem);

@@ -30,6 +30,8 @@ Proposal propose_grad_bias(const Problem& problem);
 Proposal propose_depthwise_rows(const Problem& problem);
 Proposal propose_depthwise_gradients(const Problem& problem);
 Proposal propose_depthwise_row_gradients(const Problem& problem);
+// forward of few output channels
+Proposal propose_tap_rows(const Problem& problem, const DeviceProperties& device);
 // Gradients of kernel == stride where input, weights and their gradients are used in place.
 Proposal propose_patches(const Problem& problem, const DeviceProperties& device);
 

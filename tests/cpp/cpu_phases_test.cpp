@@ -71,6 +71,9 @@ std::vector<Problem> large_problems(Direction direction, DType dtype) {
       layer(direction, dtype, 2, {84, 10, 2},
             {Axis{3, 2, 1, 3, 0, 1, 0}, {6, 5, 3, 1, 2, 3, 0}, {3, 4, 3, 1, 1, 1, 0}}),
       layer(direction, dtype, 1, {48, 2, 1}, {one, {70, 4, 3, 2, 5, 5, 0}, {130, 5, 1, 1, 6, 2, 0}}),
+      // Bands of rows, segments of a row, outputs that no tap reaches.
+      layer(direction, dtype, 1, {27, 1, 1}, {one, {130, 3, 2, 1, 1, 0, 1}, {9, 6, 4, 1, 0, 3, 0}}),
+      layer(direction, dtype, 1, {64, 4, 2}, {one, {2, 1, 1, 1, 0, 0, 0}, {2100, 7, 3, 3, 8, 1, 0}}),
   };
 }
 
@@ -202,6 +205,47 @@ TEST(Phases, PastTheCaches) {
 }
 
 // Tensors that padding keeps small, with taps or cells that lie further apart than any window reaches.
+// One or two output channels of many input channels.
+Problem layer_of_few_outputs(Random& random) {
+  Problem problem;
+  do {
+    problem = Problem{};
+    problem.rank = static_cast<int>(uniform(random, 1, 2));
+    problem.dtype = chance(random, 0.6) ? DType::f32 : (chance(random, 0.5) ? DType::f64 : DType::bf16);
+    problem.bias = chance(random, 0.5);
+    problem.batch = uniform(random, 1, 9);
+    problem.groups = chance(random, 0.8) ? 1 : 2;
+    problem.in_channels = problem.groups * uniform(random, 24, 40);
+    problem.out_channels = problem.groups * uniform(random, 1, 2);
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+      Axis& axis = problem.axes[a];
+      axis.input = uniform(random, 1, chance(random, 0.2) ? 70 : 12);
+      axis.stride = uniform(random, 1, 4);
+      axis.kernel = a == 2 ? uniform(random, 3, 9) : uniform(random, 1, 6);
+      axis.dilation = chance(random, 0.7) ? 1 : uniform(random, 2, 3);
+      axis.pad_begin = uniform(random, 0, axis.kernel);
+      axis.pad_end = uniform(random, 0, axis.kernel);
+      axis.output_padding = uniform(random, 0, axis.stride - 1);
+    }
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  const auto layout = [&](const Sizes& sizes) {
+    return chance(random, 0.5) ? channels_last_strides(sizes) : random_strides(random, sizes, false);
+  };
+  problem.input_strides = layout(problem.input_sizes());
+  problem.weight_strides = layout(problem.weight_sizes());
+  problem.output_strides = layout(problem.output_sizes());
+  return problem;
+}
+
+TEST(Phases, FewOutputsByEveryInstructionSet) {
+  Random random(29);
+  test::check_every_target(random, test::cases(40), 1, layer_of_few_outputs,
+                           [](const Problem& problem, Tensors& tensors) {
+                             check(problem, tensors);
+                             return true;
+                           });
+}
+
 TEST(Phases, FarTapsAndCells) {
   constexpr std::int64_t kFar = std::int64_t{1} << 31U;
   const Axis taps{1, 2, 1, 2 * kFar - 1, kFar - 1, kFar - 1, 0};
