@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::int64_t kFewOutputs = 3;       // fewer of them than this: more fill register tiles themselves
 constexpr std::int64_t kFewestChannels = 24;  // that outweigh adding up products
+constexpr std::int64_t kFewestTaps = 4;       // of a row
 constexpr std::int64_t kFewestRows = 6;       // of register tiles
 constexpr std::int64_t kColumns = 128;        // cells that are multiplied together, if rows are shorter
 constexpr std::int64_t kMostColumns = 256;    // the same, if images are smaller
@@ -463,7 +464,8 @@ Proposal propose_tap_rows(const Problem& problem, const DeviceProperties& device
   if (depth.input != 1 || depth.kernel != 1 || depth.output() != 1) return Proposal::decline("needs two dimensions");
   const std::int64_t outputs = problem.out_channels_per_group();
   const std::int64_t rows = outputs * width.kernel;
-  if (outputs >= kFewOutputs || problem.in_channels_per_group() < kFewestChannels || rows < kFewestRows) {
+  if (outputs >= kFewOutputs || problem.in_channels_per_group() < kFewestChannels || rows < kFewestRows ||
+      width.kernel < kFewestTaps) {
     return Proposal::decline("needs few output channels, many input channels and several taps");
   }
   if (width.stride * outputs > TapRows<float, float>::kMostPlaces) return Proposal::decline("needs shorter strides");

@@ -50,9 +50,10 @@ void add_all_taps(const AddTaps<T>& job) {
       const std::int64_t begin = job.taps[t].begin - j;
       const std::int64_t end = job.taps[t].end - j;
       if (begin >= lanes || end <= 0) continue;
-      const auto lacks = hn::FirstN(tag, static_cast<std::size_t>(std::max<std::int64_t>(begin, 0)));
-      const auto has = hn::AndNot(lacks, hn::FirstN(tag, static_cast<std::size_t>(std::min(end, lanes))));
-      sum = hn::Add(sum, hn::IfThenElseZero(has, hn::LoadU(tag, job.products + (job.taps[t].from + j))));
+      V row = hn::LoadU(tag, job.products + (job.taps[t].from + j));
+      if (begin > 0) row = hn::IfThenZeroElse(hn::FirstN(tag, static_cast<std::size_t>(begin)), row);
+      if (end < lanes) row = hn::IfThenElseZero(hn::FirstN(tag, static_cast<std::size_t>(end)), row);
+      sum = hn::Add(sum, row);
     }
     hn::StoreU(sum, tag, job.to + j);
     j += lanes;
