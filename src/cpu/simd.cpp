@@ -151,21 +151,22 @@ void multiply_cells(const MultiplyCells<T>& job) {
 #pragma GCC unroll 16
     for (int m = 0; m < kTileRows; ++m) cells[m] = job.a + job.a_places[m] + job.offsets[p];
     const T* b = job.b + job.places[p] * b_step;
-    for (std::int64_t k = 0; k < job.depth; ++k) {
-      if (k % kLine == 0) {  // the same of the tile below
-        for (int m = 0; m < kTileRows; ++m)
-          hwy::Prefetch(job.a + job.a_places[m + kTileRows] + job.offsets[p] + k * kGroups);
+    for (std::int64_t k = 0; k < job.depth;) {
+      for (int m = 0; m < kTileRows; ++m) {  // the same of the tile below
+        hwy::Prefetch(job.a + job.a_places[m + kTileRows] + job.offsets[p] + k * kGroups);
       }
-      V columns[kVectors];
-      for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
-      if constexpr (kVectors > 2) {  // wide panels come from the L2 cache
-        for (int v = 0; v < kVectors; ++v) hwy::Prefetch(b + kAhead * b_step + v * lanes);
-      }
+      for (const std::int64_t end = std::min(k + kLine, job.depth); k < end; ++k) {
+        V columns[kVectors];
+        for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(tag, b + v * lanes);
+        if constexpr (kVectors > 2) {  // wide panels come from the L2 cache
+          for (int v = 0; v < kVectors; ++v) hwy::Prefetch(b + kAhead * b_step + v * lanes);
+        }
 #pragma GCC unroll 16
-      for (int m = 0; m < kTileRows; ++m) {
-        add_row<kGroups>(tag, cells[m] + k * kGroups, job.first_column, columns, sums[m]);
+        for (int m = 0; m < kTileRows; ++m) {
+          add_row<kGroups>(tag, cells[m] + k * kGroups, job.first_column, columns, sums[m]);
+        }
+        b += b_step;
       }
-      b += b_step;
     }
   }
   if (job.past_caches) {
