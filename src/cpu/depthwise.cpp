@@ -209,7 +209,9 @@ Proposal propose_depthwise(const Problem& problem, const DeviceProperties& /*dev
   }
   const bool forward = problem.direction == Direction::forward;
   if (problem.input_strides[1] != 1 || problem.output_strides[1] != 1 || problem.in_channels < kFewestChannels) {
-    return forward ? propose_depthwise_rows(problem) : propose_depthwise_row_gradients(problem);
+    if (forward) return propose_depthwise_rows(problem);
+    Proposal proposal = propose_depthwise_line_gradients(problem);
+    return proposal.kernel != nullptr ? proposal : propose_depthwise_row_gradients(problem);
   }
   if (!forward) return propose_depthwise_gradients(problem);
   AxisMaps maps;

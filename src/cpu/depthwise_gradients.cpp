@@ -14,6 +14,7 @@
 #include "cpu/panels.h"
 #include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
+#include "cpu/reaching_taps.h"
 #include "cpu/scratch.h"
 #include "cpu/simd.h"
 #include "cpu/tile.h"
@@ -24,15 +25,6 @@ namespace {
 constexpr std::int64_t kMostSplits = 32;       // of the rows, each with sums of its own
 constexpr std::int64_t kShareOfPartials = 32;  // of the tensors, at most
 constexpr std::int64_t kFewTasks = 8;          // blocks of channels are smaller before there are fewer
-
-// The taps of an axis that bring cell j to the output: [first, last).
-std::pair<std::int64_t, std::int64_t> taps_that_reach(const Axis& axis, std::int64_t j) {
-  const std::int64_t place = j * axis.stride - axis.pad_begin;
-  const std::int64_t first = place >= 0 ? 0 : std::min(ceil_div(-place, axis.dilation), axis.kernel);
-  const std::int64_t room = axis.output() - place;
-  const std::int64_t last = room <= 0 ? 0 : std::min(ceil_div(room, axis.dilation), axis.kernel);
-  return {first, std::max(first, last)};
-}
 
 template <typename E, typename T>
 class DepthwiseGradients final : public Kernel {

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cpu/gradients-inl.h"
 #include "cpu/panels.h"
 #include "cpu/transpose-inl.h"
 
@@ -19,47 +20,6 @@ namespace tconv::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-
-// Taps whose weights and sums stay in registers.
-constexpr int kTogether = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
-
-// Asks for the next lines of a strip, into the L2 cache.
-class Asking {
- public:
-  HWY_INLINE Asking(Strip*& strips, std::int64_t lines) : lines_(lines) {
-    while (strips->at >= strips->end && strips->end != nullptr) ++strips;
-    strip_ = strips;
-    at_ = strips->at;
-    end_ = strips->end;
-  }
-  HWY_INLINE ~Asking() { strip_->at = at_; }
-  Asking(const Asking&) = delete;
-  Asking& operator=(const Asking&) = delete;
-
-  HWY_INLINE void ask() {
-    constexpr std::int64_t kLine = 64;
-    if (at_ >= end_) return;
-    __builtin_prefetch(at_, 0, 2);
-    if (lines_ > 1) __builtin_prefetch(at_ + kLine, 0, 2);
-    if (lines_ > 2) __builtin_prefetch(at_ + 2 * kLine, 0, 2);
-    if (lines_ > 3) __builtin_prefetch(at_ + 3 * kLine, 0, 2);
-    at_ += lines_ * kLine;
-  }
-
- private:
-  Strip* strip_;
-  std::int64_t lines_;  // at a time
-  const char* at_;
-  const char* end_;
-};
-
-// Keeps a vector that is used twice in a register: GCC would rather load it twice.
-template <class V>
-HWY_INLINE void hold([[maybe_unused]] V& vector) {
-#if HWY_ARCH_X86 && HWY_COMPILER_GCC && HWY_TARGET != HWY_SCALAR
-  asm("" : "+v"(vector.raw));
-#endif
-}
 
 // `count` elements; zeros beyond them, where nothing is read.
 template <bool kPartial, typename E, class D>
@@ -81,13 +41,6 @@ HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, std::int64_t count) {
     return hn::LoadU(tag, values);
   }
 }
-
-// What a call computes.
-template <bool kOfInput, bool kOfWeight>
-struct Wanted {
-  static constexpr bool kInput = kOfInput;
-  static constexpr bool kWeight = kOfWeight;
-};
 
 // Taps [t, t + kTaps) of the kernel rows [r, r + kRows), for one vector of channels, of which `count` are there. The
 // results of other taps are there already unless these are the first.

@@ -26,9 +26,11 @@ inline constexpr std::int64_t kLongestLine = std::int64_t{1} << 22;
 Proposal propose_correlate(const Problem& problem, const DeviceProperties& device);
 Proposal propose_grad_weight(const Problem& problem);
 Proposal propose_grad_bias(const Problem& problem);
-// Parts of the "depthwise" family: forward along rows, gradients along channels and along rows.
+// Parts of the "depthwise" family: forward along rows, gradients along channels, along rows where they are, and along
+// copied rows.
 Proposal propose_depthwise_rows(const Problem& problem);
 Proposal propose_depthwise_gradients(const Problem& problem);
+Proposal propose_depthwise_line_gradients(const Problem& problem);
 Proposal propose_depthwise_row_gradients(const Problem& problem);
 // forward of few output channels
 Proposal propose_tap_rows(const Problem& problem, const DeviceProperties& device);

@@ -1,0 +1,411 @@
+// The "depthwise" family, gradients where rows lie side by side (contiguous tensors) and tensors are used where they
+// are. Bands of the rows of a channel are computed one after the other, both gradients from one reading of the gradient
+// of the output; what the next band reads is asked for meanwhile.
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "cpu/depthwise_line_gradients_simd.h"
+#include "cpu/panels.h"
+#include "cpu/past_caches.h"
+#include "cpu/phases_kernels.h"
+#include "cpu/reaching_taps.h"
+#include "cpu/scratch.h"
+#include "cpu/simd.h"
+
+namespace tconv::cpu {
+namespace {
+
+constexpr std::int64_t kBandWanted = std::int64_t{1} << 12;   // elements of the gradient of the output, about
+constexpr std::int64_t kMostWeights = std::int64_t{1} << 14;  // of a task, with the lanes that repeat them
+constexpr std::int64_t kTasksWanted = 32;
+constexpr std::int64_t kShareOfPartials = 32;         // of the tensors, at most
+constexpr std::int64_t kRun = std::int64_t{1} << 14;  // elements of neighbouring channels that a task reads in order
+constexpr std::int64_t kSegmentUnit = 64;             // cells
+
+std::int64_t blocks_of(const Axis& width) { return ceil_div(width.kernel, width.stride); }
+
+template <typename T>
+class DepthwiseLineGradients final : public Kernel {
+ public:
+  explicit DepthwiseLineGradients(const Problem& problem) : problem_(problem) {
+    const auto& [depth, height, width] = problem.axes;
+    taps_ = depth.kernel * height.kernel * width.kernel;
+    for (int a = 0; a < kSpatialAxes; ++a) outputs_[a] = problem.axes[a].output();
+    for (std::int64_t d = 0; d < depth.input; ++d) depth_taps_.push_back(taps_that_reach(depth, d));
+    row_weights_ = blocks_of(width) * lanes_;
+    channel_weights_ = depth.kernel * height.kernel * row_weights_;
+    segment_ = std::min(round_up(ceil_div(kBandWanted, width.stride), kSegmentUnit), width.input);
+    const std::int64_t most = std::max<std::int64_t>(kBandWanted / (segment_ * width.stride) / height.stride, 1);
+    const std::int64_t bands = ceil_div(height.input, most);
+    for (std::int64_t b = 0; b < bands; ++b) {
+      Band band{height.input * b / bands, height.input * (b + 1) / bands, {}};
+      for (std::int64_t h = band.begin; h < band.end; ++h) {
+        const auto [first, last] = taps_that_reach(height, h);
+        if (!band.runs.empty() && band.runs.back().first_tap == first && band.runs.back().last_tap == last) {
+          ++band.runs.back().rows;
+        } else {
+          band.runs.push_back({h, 1, first, last});
+        }
+      }
+      bands_.push_back(std::move(band));
+    }
+    boxes_ = depth.input * bands * segments();
+    for (std::int64_t i = 0; i < lanes_; ++i) {
+      is_last_tap_[i] = (blocks_of(width) - 1) * width.stride + i % width.stride < width.kernel ? T{1} : T{0};
+    }
+    const std::int64_t image = depth.output() * height.output() * width.output();
+    block_ = std::clamp<std::int64_t>(kRun / image, 1, std::max<std::int64_t>(kMostWeights / channel_weights_, 1));
+    block_ = std::min(block_, channels());
+    const std::int64_t elements = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+    const std::int64_t most_splits = std::min(problem.batch * boxes_, elements / kShareOfPartials / weights());
+    splits_ = std::clamp<std::int64_t>(ceil_div(kTasksWanted, blocks()), 1, std::max<std::int64_t>(most_splits, 1));
+  }
+
+  std::size_t workspace_bytes() const {
+    return problem_.direction == Direction::grad_weight ? splits_ * weights() * sizeof(T) : 0;
+  }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    if (problem_.direction == Direction::grad_input) {
+      compute(&problem_, &buffers, nullptr, execution);
+    } else {
+      compute(nullptr, nullptr, &buffers, execution);
+    }
+  }
+
+  bool run_with(const Kernel& grad_input, const Buffers& of_input, const Buffers& of_weight,
+                const Execution& execution) const override {
+    const auto* const other = dynamic_cast<const DepthwiseLineGradients*>(&grad_input);
+    // Axes are joined where tensors allow it, which input and its gradient may not both do.
+    if (other == nullptr || other->problem_.axes != problem_.axes ||
+        other->problem_.output_strides != problem_.output_strides || of_input.output != of_weight.output) {
+      return false;
+    }
+    compute(&other->problem_, &of_input, &of_weight, execution);
+    return true;
+  }
+
+  std::string describe() const override {
+    return std::to_string(boxes_) + " bands of up to " + std::to_string(bands_.back().end - bands_.back().begin) +
+           " x " + std::to_string(segment_) + " cells, " + std::to_string(splits_) +
+           " splits, vectors along rows in place, " + target_name();
+  }
+
+ private:
+  // Rows that the same kernel rows reach.
+  struct Run {
+    std::int64_t first;
+    std::int64_t rows;
+    std::int64_t first_tap;
+    std::int64_t last_tap;
+  };
+  struct Band {
+    std::int64_t begin;
+    std::int64_t end;
+    std::vector<Run> runs;
+  };
+  // A band at a depth, and the cells of its rows.
+  struct Box {
+    std::int64_t depth;
+    const Band* band;
+    std::int64_t begin;
+    std::int64_t end;
+  };
+  struct Memory {
+    Scratch<T> weights;
+    Scratch<T> sums;
+    Scratch<T> partial_results;
+    Scratch<T> results;
+    std::vector<Strip> strips;
+    std::vector<KernelRow> kernel_rows;
+  };
+  // One channel of one image; nullptr for what is not wanted.
+  struct Channel {
+    const T* grad = nullptr;
+    const T* input = nullptr;
+    std::int64_t place = 0;  // in the tensor of the input
+    T* results = nullptr;
+    const Strides* result_strides = nullptr;
+    const T* weights = nullptr;
+    T* sums = nullptr;
+    bool past_caches = false;
+  };
+
+  std::int64_t channels() const { return problem_.in_channels; }
+  std::int64_t weights() const { return taps_ * channels(); }
+  std::int64_t blocks() const { return ceil_div(channels(), block_); }
+  std::int64_t segments() const { return ceil_div(problem_.axes[2].input, segment_); }
+
+  Box box(std::int64_t index) const {
+    const std::int64_t segment = index % segments();
+    const auto bands = std::ssize(bands_);
+    return {index / segments() / bands, &bands_[index / segments() % bands], segment * segment_,
+            std::min((segment + 1) * segment_, problem_.axes[2].input)};
+  }
+
+  // grad_input as `input` has it, or none (nullptr), and grad_weight, or none. Boxes are cut into splits by the problem
+  // alone, and the splits are added in order.
+  void compute(const Problem* input, const Buffers* of_input, const Buffers* of_weight,
+               const Execution& execution) const {
+    const Buffers& any = of_weight != nullptr ? *of_weight : *of_input;
+    T* const partials = static_cast<T*>(any.workspace);  // [split][channel][tap], of grad_weight
+    const std::int64_t units = problem_.batch * boxes_;
+    const bool past_caches = input != nullptr && exceeds_caches(input->input_sizes(), sizeof(T));
+    for_each_task(execution, splits_ * blocks(), [&](std::int64_t task) {
+      thread_local Memory memory;
+      const std::int64_t split = task / blocks();
+      const std::int64_t first = task % blocks() * block_;
+      const std::int64_t count = std::min(block_, channels() - first);
+      T* const weights = memory.weights.get(count * channel_weights_);
+      T* const sums = memory.sums.get(count * channel_weights_);
+      std::fill_n(sums, count * channel_weights_, T{0});
+      for (std::int64_t c = 0; input != nullptr && c < count; ++c) {
+        load_weights(static_cast<const T*>(of_input->weight) + (first + c) * input->weight_strides[0],
+                     input->weight_strides, weights + c * channel_weights_);
+      }
+      const auto channel_at = [&](std::int64_t image, std::int64_t c) {
+        Channel channel;
+        const auto place = [&](const Strides& strides) { return image * strides[0] + (first + c) * strides[1]; };
+        channel.grad = static_cast<const T*>(any.output) + place(problem_.output_strides);
+        channel.place = place(problem_.input_strides);
+        if (of_weight != nullptr) {
+          channel.input = static_cast<const T*>(of_weight->input) + place(problem_.input_strides);
+          channel.sums = sums + c * channel_weights_;
+        }
+        if (input != nullptr) {
+          channel.results = static_cast<T*>(of_input->input) + place(input->input_strides);
+          channel.result_strides = &input->input_strides;
+          channel.weights = weights + c * channel_weights_;
+          channel.past_caches = past_caches;
+        }
+        return channel;
+      };
+      // Images, their channels, their boxes.
+      const std::int64_t begin = units * split / splits_;
+      const std::int64_t end = units * (split + 1) / splits_;
+      for (std::int64_t image = begin / boxes_; image * boxes_ < end; ++image) {
+        const std::int64_t first_box = std::max(begin - image * boxes_, std::int64_t{0});
+        const std::int64_t last_box = std::min(end - image * boxes_, boxes_);
+        for (std::int64_t c = 0; c < count; ++c) {
+          const Channel channel = channel_at(image, c);
+          for (std::int64_t b = first_box; b < last_box; ++b) {
+            memory.strips.clear();
+            if (b + 1 < last_box) {
+              ask_for(channel, box(b + 1), memory.strips);
+            } else if (c + 1 < count) {
+              ask_for(channel_at(image, c + 1), box(first_box), memory.strips);
+            } else if ((image + 1) * boxes_ < end) {
+              ask_for(channel_at(image + 1, 0), box(0), memory.strips);
+            }
+            run_box(channel, box(b), memory);
+          }
+        }
+      }
+      if (of_weight != nullptr) add_lanes(sums, count, partials + (split * channels() + first) * taps_);
+      if (past_caches) hwy::FlushStream();  // before another thread reads the results
+    });
+    if (of_weight != nullptr) store_weights(partials, static_cast<T*>(of_weight->weight));
+  }
+
+  // Visits the taps (d, h, w) in the order of partial sums.
+  template <typename Visit>
+  void for_each_tap(const Visit& visit) const {
+    const auto& [depth, height, width] = problem_.axes;
+    std::int64_t tap = 0;
+    for (std::int64_t d = 0; d < depth.kernel; ++d) {
+      for (std::int64_t h = 0; h < height.kernel; ++h) {
+        for (std::int64_t w = 0; w < width.kernel; ++w) visit(d, h, w, tap++);
+      }
+    }
+  }
+
+  // Where a tap is in the weights of a channel: in this lane, and again every `stride` lanes.
+  std::int64_t lane_of(std::int64_t d, std::int64_t h, std::int64_t w) const {
+    const std::int64_t stride = problem_.axes[2].stride;
+    return (d * problem_.axes[1].kernel + h) * row_weights_ + w / stride * lanes_ + w % stride;
+  }
+
+  void load_weights(const T* weight, const Strides& strides, T* to) const {
+    const std::int64_t stride = problem_.axes[2].stride;
+    std::fill_n(to, channel_weights_, T{0});
+    for_each_tap([&](std::int64_t d, std::int64_t h, std::int64_t w, std::int64_t /*tap*/) {
+      T* const place = to + lane_of(d, h, w);
+      const T value = weight[d * strides[2] + h * strides[3] + w * strides[4]];
+      for (std::int64_t i = 0; i + w % stride < lanes_; i += stride) place[i] = value;
+    });
+  }
+
+  void add_lanes(const T* sums, std::int64_t count, T* to) const {
+    const std::int64_t stride = problem_.axes[2].stride;
+    for (std::int64_t c = 0; c < count; ++c, sums += channel_weights_, to += taps_) {
+      for_each_tap([&](std::int64_t d, std::int64_t h, std::int64_t w, std::int64_t tap) {
+        const T* const place = sums + lane_of(d, h, w);
+        T sum{0};
+        for (std::int64_t i = 0; i + w % stride < lanes_; i += stride) sum += place[i];
+        to[tap] = sum;
+      });
+    }
+  }
+
+  void store_weights(T* partials, T* weight) const {
+    for (std::int64_t split = 1; split < splits_; ++split) {
+      const T* const more = partials + split * weights();
+      for (std::int64_t i = 0; i < weights(); ++i) partials[i] += more[i];
+    }
+    const Strides& strides = problem_.weight_strides;
+    for_each_tap([&](std::int64_t d, std::int64_t h, std::int64_t w, std::int64_t tap) {
+      element_ops<T, T>().store(partials + tap, taps_, weight + d * strides[2] + h * strides[3] + w * strides[4],
+                                strides[0], channels(), T{0});
+    });
+  }
+
+  void run_box(const Channel& channel, const Box& box, Memory& memory) const {
+    const auto& [depth, height, width] = problem_.axes;
+    const Strides& grad_strides = problem_.output_strides;
+    const Strides& input_strides = problem_.input_strides;
+    const auto [first_d, last_d] = depth_taps_[box.depth];
+    const std::int64_t cells = box.end - box.begin;
+    const std::int64_t vectors = ceil_div(cells, lanes_) + 1;
+    // Short rows have few whole vectors as it is.
+    constexpr std::int64_t kFewVectors = 4;
+    const bool is_long = vectors > kFewVectors;
+    GradientLines<T> job;
+    job.grad = channel.grad;
+    job.grad_step = height.stride * grad_strides[3];
+    job.stride = width.stride;
+    job.taps = width.kernel;
+    job.pad = width.pad_begin;
+    job.outputs = outputs_[2];
+    job.is_last_tap = is_last_tap_.data();
+    job.input_step = input_strides[3];
+    job.begin = box.begin;
+    job.end = box.end;
+    job.weights = channel.weights;
+    job.sums = channel.sums;
+    job.past_caches = channel.past_caches;
+    const std::int64_t kernel_rows = (last_d - first_d) * height.kernel;
+    const std::int64_t passes = ceil_div(kernel_rows * blocks_of(width), ops_->blocks_together);
+    job.lines_ahead = lines_at_a_time(
+        memory.strips, kKernelTaps,
+        (box.band->end - box.band->begin) * (vectors - 1) * width.stride * std::max<std::int64_t>(passes, 1));
+    memory.strips.emplace_back();
+    job.ahead = memory.strips.data();
+    for (const Run& run : box.band->runs) {
+      memory.kernel_rows.clear();
+      for (std::int64_t kd = first_d; kd < last_d; ++kd) {
+        const std::int64_t d = box.depth * depth.stride - depth.pad_begin + kd * depth.dilation;
+        for (std::int64_t kh = run.first_tap; kh < run.last_tap; ++kh) {
+          const std::int64_t h = run.first * height.stride - height.pad_begin + kh * height.dilation;
+          memory.kernel_rows.push_back(
+              {d * grad_strides[2] + h * grad_strides[3], (kd * height.kernel + kh) * row_weights_});
+        }
+      }
+      job.kernel_rows = memory.kernel_rows.data();
+      job.kernel_row_count = std::ssize(memory.kernel_rows);
+      job.rows = run.rows;
+      const std::int64_t row = box.depth * input_strides[2] + run.first * input_strides[3];
+      job.place = is_long ? channel.place + row : -1;
+      if (channel.input != nullptr) job.input = channel.input + row;
+      T* to = nullptr;
+      std::int64_t to_step = 0;
+      if (channel.results != nullptr) {
+        const Strides& strides = *channel.result_strides;
+        to = channel.results + box.depth * strides[2] + run.first * strides[3];
+        to_step = strides[3];
+      }
+      if (job.kernel_rows == nullptr || job.kernel_row_count == 0) {
+        for (std::int64_t r = 0; to != nullptr && r < run.rows; ++r) {
+          std::fill_n(to + r * to_step + box.begin, cells, T{0});
+        }
+        continue;
+      }
+      job.partial_results = memory.partial_results.get(run.rows * vectors * lanes_);
+      // Short rows that follow each other are put together as whole lines.
+      const bool together =
+          to != nullptr && job.past_caches && !is_long && cells % lanes_ != 0 && to_step == cells && run.rows > 1;
+      job.results = together ? memory.results.get(run.rows * cells) - box.begin : to;
+      job.result_step = to_step;
+      job.past_caches = channel.past_caches && !together;
+      ops_->lines(job);
+      if (together) ops_->put_row(job.results + box.begin, to + box.begin, run.rows * cells, true);
+    }
+  }
+
+  // What a box reads of the tensors, where rows follow each other.
+  void ask_for(const Channel& channel, const Box& box, std::vector<Strip>& strips) const {
+    const auto add = [&](const T* data, std::int64_t row_step, std::int64_t rows, std::int64_t count) {
+      if (rows <= 0 || count <= 0 || (rows > 1 && row_step != count)) return;
+      strips.push_back({reinterpret_cast<const char*>(data), reinterpret_cast<const char*>(data + rows * count)});
+    };
+    const auto range = [&](int a, std::int64_t begin, std::int64_t end) {
+      const Axis& axis = problem_.axes[a];
+      const std::int64_t first = begin * axis.stride - axis.pad_begin;
+      const std::int64_t last = (end - 1) * axis.stride - axis.pad_begin + (axis.kernel - 1) * axis.dilation;
+      return std::pair{std::clamp<std::int64_t>(first, 0, outputs_[a]),
+                       std::clamp<std::int64_t>(last + 1, 0, outputs_[a])};
+    };
+    const Strides& grad = problem_.output_strides;
+    const Strides& input = problem_.input_strides;
+    const auto [z, z_end] = range(0, box.depth, box.depth + 1);
+    const auto [y, y_end] = range(1, box.band->begin, box.band->end);
+    const auto [x, x_end] = range(2, box.begin, box.end);
+    for (std::int64_t d = z; d < z_end; d += problem_.axes[0].dilation) {
+      add(channel.grad + d * grad[2] + y * grad[3] + x, grad[3], y_end - y, x_end - x);
+    }
+    if (channel.input == nullptr) return;
+    add(channel.input + box.depth * input[2] + box.band->begin * input[3] + box.begin, input[3],
+        box.band->end - box.band->begin, box.end - box.begin);
+  }
+
+  static constexpr std::int64_t kKernelTaps = 8;  // what lines_at_a_time counts as one time
+
+  Problem problem_;
+  std::array<T, kMostLanes> is_last_tap_{};
+  std::array<std::int64_t, kSpatialAxes> outputs_{};
+  std::vector<std::pair<std::int64_t, std::int64_t>> depth_taps_;  // that reach each position
+  const LineGradientOps<T>* ops_ = &line_gradient_ops<T>();        // of the instruction set that the plan is made for
+  std::int64_t lanes_ = ops_->lanes;
+  std::int64_t taps_ = 1;
+  std::int64_t row_weights_ = 1;      // of a kernel row
+  std::int64_t channel_weights_ = 1;  // of a channel
+  std::int64_t segment_ = 1;          // cells of a row
+  std::vector<Band> bands_;
+  std::int64_t boxes_ = 1;  // of a channel
+  std::int64_t block_ = 1;  // channels
+  std::int64_t splits_ = 1;
+};
+
+template <typename T>
+Proposal propose(const Problem& problem) {
+  const auto& [depth, height, width] = problem.axes;
+  const std::int64_t lanes = line_gradient_ops<T>().lanes;
+  if (lanes == 0) return Proposal::decline("needs masked products");
+  if (problem.input_strides[4] != 1 || problem.output_strides[4] != 1) return Proposal::decline("needs rows");
+  if ((width.kernel > 1 && width.dilation != 1) || width.stride == 3 || width.stride > 4) {
+    return Proposal::decline("needs taps side by side and a stride that divides a vector");
+  }
+  // Lanes beyond the last tap are computed too.
+  if (2 * (blocks_of(width) * width.stride - width.kernel) > width.kernel) return Proposal::decline("needs more taps");
+  const double weights = static_cast<double>(depth.kernel) * static_cast<double>(height.kernel) *
+                         static_cast<double>(blocks_of(width) * lanes);
+  if (weights > kMostWeights) return Proposal::decline("needs fewer taps");
+  Proposal proposal;
+  const auto kernel = std::make_shared<DepthwiseLineGradients<T>>(problem);
+  proposal.workspace_bytes = kernel->workspace_bytes();
+  proposal.kernel = kernel;
+  return proposal;
+}
+
+}  // namespace
+
+Proposal propose_depthwise_line_gradients(const Problem& problem) {
+  if (problem.dtype == DType::f32) return propose<float>(problem);
+  if (problem.dtype == DType::f64) return propose<double>(problem);
+  return Proposal::decline("needs elements that are computed with as they are");
+}
+
+}  // namespace tconv::cpu
