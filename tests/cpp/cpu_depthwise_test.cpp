@@ -2,6 +2,11 @@
 // direction and instruction set.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
 #include "cases.h"
 #include "cpu/families.h"
 #include "cpu_family_checks.h"
@@ -248,6 +253,42 @@ TEST(Depthwise, ThreadsChangeNothing) {
     set_contiguous(rows);
     expect_threads_change_nothing(rows, "depthwise", random);
     if (direction != Direction::grad_weight) expect_sample_alone_is_the_same(rows, "depthwise", 2, random);
+  }
+}
+
+// Rows that are used in place: a weight or an input that is infinite reaches only what reads it.
+TEST(Depthwise, RowsKeepInfinitiesToTheirReaders) {
+  Random random(48);
+  for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
+    for (const std::int64_t width : {5, 16, 33, 130}) {
+      Problem problem = image_layer(direction, 1);
+      problem.groups = problem.in_channels = problem.out_channels = 2;
+      problem.axes[2].input = width;
+      problem.axes[2].kernel = width % 2 == 0 ? 4 : 3;
+      set_contiguous(problem);
+      const auto chosen = plan(problem, {}, "depthwise");
+      if (chosen->kernel->describe().find("in place") == std::string::npos) continue;
+      Tensors tensors(problem, random);
+      const double infinity = std::numeric_limits<double>::infinity();
+      if (direction == Direction::grad_input) {
+        tensors.weight.set(0, infinity);  // reaches neither the first row nor the first column
+      } else {
+        for (std::int64_t h = 0; h < problem.axes[1].input; ++h) {
+          tensors.input.set(h * problem.input_strides[3], infinity);
+        }
+      }
+      tensors.result(problem).poison();
+      run_with_workspace(*chosen, tensors.buffers());
+      const Tensor& result = tensors.result(problem);
+      std::vector<bool> is_finite;
+      for_each_offset(result.sizes, result.strides,
+                      [&](std::int64_t offset) { is_finite.push_back(std::isfinite(result.get(offset))); });
+      run_with_workspace(*plan(problem, {}, "reference"), tensors.buffers());
+      std::size_t i = 0;
+      for_each_offset(result.sizes, result.strides, [&](std::int64_t offset) {
+        EXPECT_EQ(is_finite[i++], std::isfinite(result.get(offset))) << to_string(problem) << " at " << offset;
+      });
+    }
   }
 }
 
