@@ -53,7 +53,8 @@ class DepthwiseLineGradients final : public Kernel {
       }
       bands_.push_back(std::move(band));
     }
-    boxes_ = depth.input * bands * segments();
+    segments_ = ceil_div(width.input, segment_);
+    boxes_ = depth.input * bands * segments_;
     for (std::int64_t i = 0; i < lanes_; ++i) {
       is_last_tap_[i] = (blocks_of(width) - 1) * width.stride + i % width.stride < width.kernel ? T{1} : T{0};
     }
@@ -138,12 +139,13 @@ class DepthwiseLineGradients final : public Kernel {
   std::int64_t channels() const { return problem_.in_channels; }
   std::int64_t weights() const { return taps_ * channels(); }
   std::int64_t blocks() const { return ceil_div(channels(), block_); }
-  std::int64_t segments() const { return ceil_div(problem_.axes[2].input, segment_); }
 
   Box box(std::int64_t index) const {
-    const std::int64_t segment = index % segments();
+    if (boxes_ == 1) return {0, &bands_[0], 0, problem_.axes[2].input};
+    const std::int64_t segment = index % segments_;
+    const std::int64_t row = index / segments_;
     const auto bands = std::ssize(bands_);
-    return {index / segments() / bands, &bands_[index / segments() % bands], segment * segment_,
+    return {row / bands, &bands_[row % bands], segment * segment_,
             std::min((segment + 1) * segment_, problem_.axes[2].input)};
   }
 
@@ -192,16 +194,20 @@ class DepthwiseLineGradients final : public Kernel {
         const std::int64_t last_box = std::min(end - image * boxes_, boxes_);
         for (std::int64_t c = 0; c < count; ++c) {
           const Channel channel = channel_at(image, c);
+          Box now = box(first_box);
           for (std::int64_t b = first_box; b < last_box; ++b) {
             memory.strips.clear();
+            Box next = now;
             if (b + 1 < last_box) {
-              ask_for(channel, box(b + 1), memory.strips);
+              next = box(b + 1);
+              ask_for(channel, next, memory.strips);
             } else if (c + 1 < count) {
               ask_for(channel_at(image, c + 1), box(first_box), memory.strips);
             } else if ((image + 1) * boxes_ < end) {
               ask_for(channel_at(image + 1, 0), box(0), memory.strips);
             }
-            run_box(channel, box(b), memory);
+            run_box(channel, now, memory);
+            now = next;
           }
         }
       }
@@ -373,6 +379,7 @@ class DepthwiseLineGradients final : public Kernel {
   std::int64_t row_weights_ = 1;      // of a kernel row
   std::int64_t channel_weights_ = 1;  // of a channel
   std::int64_t segment_ = 1;          // cells of a row
+  std::int64_t segments_ = 1;         // of a row
   std::vector<Band> bands_;
   std::int64_t boxes_ = 1;  // of a channel
   std::int64_t block_ = 1;  // channels
