@@ -248,8 +248,13 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
   }
 }
 
-// All blocks of kRows kernel rows, most of them as many at a time as registers allow.
+// All blocks of kRows kernel rows, most of them as many at a time as registers allow; two where sanitizers make long
+// functions take minutes to compile.
+#ifdef __SANITIZE_ADDRESS__
+constexpr int kMostBlocks = 2;
+#else
 constexpr int kMostBlocks = kTogether + kTogether / 8;
+#endif
 
 template <int kStride, int kRows, class W, int kBlocks, typename T>
 HWY_INLINE void blocks_of_lines(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
