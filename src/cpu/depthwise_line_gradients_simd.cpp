@@ -26,7 +26,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 #undef TCONV_LAMBDA
 #define TCONV_LAMBDA HWY_ATTR __attribute__((always_inline))
 
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+// With sanitizers these functions take many minutes to compile: copied rows are tested there.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3 && !defined(__SANITIZE_ADDRESS__)
 
 // Lanes [first, last) of a vector, either of which may lie outside.
 template <class D>
@@ -248,13 +249,8 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
   }
 }
 
-// All blocks of kRows kernel rows, most of them as many at a time as registers allow; two where sanitizers make long
-// functions take minutes to compile.
-#ifdef __SANITIZE_ADDRESS__
-constexpr int kMostBlocks = 2;
-#else
+// All blocks of kRows kernel rows, most of them as many at a time as registers allow.
 constexpr int kMostBlocks = kTogether + kTogether / 8;
-#endif
 
 template <int kStride, int kRows, class W, int kBlocks, typename T>
 HWY_INLINE void blocks_of_lines(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
@@ -298,7 +294,7 @@ LineGradientOps<T> make_ops() {
   return {hn::MaxLanes(hn::ScalableTag<T>()), kTogether, lines<T>, put_row<T, T>};
 }
 
-#else  // no masks that cost nothing
+#else
 
 template <typename T>
 LineGradientOps<T> make_ops() {
