@@ -26,8 +26,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 #undef TCONV_LAMBDA
 #define TCONV_LAMBDA HWY_ATTR __attribute__((always_inline))
 
-// With sanitizers these functions take many minutes to compile: copied rows are tested there.
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3 && !defined(__SANITIZE_ADDRESS__)
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 
 // Lanes [first, last) of a vector, either of which may lie outside.
 template <class D>
@@ -42,11 +41,7 @@ HWY_INLINE hn::Mask<D> lanes_between(D tag, std::int64_t first, std::int64_t las
 // sum + a b in the lanes of the mask, sum in the others: a product with zero would be NaN where b is infinite.
 template <class M, class V>
 HWY_INLINE V add_product(M mask, V a, V b, V sum) {
-  if constexpr (sizeof(hn::TFromV<V>) == 4) {
-    return V{_mm512_mask3_fmadd_ps(a.raw, b.raw, sum.raw, mask.raw)};
-  } else {
-    return V{_mm512_mask3_fmadd_pd(a.raw, b.raw, sum.raw, mask.raw)};
-  }
+  return V{_mm512_mask3_fmadd_ps(a.raw, b.raw, sum.raw, mask.raw)};
 }
 
 // Lanes [kShift, kShift + lanes) of two vectors side by side.
@@ -55,13 +50,8 @@ HWY_INLINE V shifted(V now, V next) {
   constexpr int kLanes = hn::MaxLanes(hn::DFromV<V>());
   if constexpr (kShift == 0) return now;
   if constexpr (kShift == kLanes) return next;
-  if constexpr (sizeof(hn::TFromV<V>) == 4) {
-    return V{_mm512_castsi512_ps(
-        _mm512_alignr_epi32(_mm512_castps_si512(next.raw), _mm512_castps_si512(now.raw), kShift % kLanes))};
-  } else {
-    return V{_mm512_castsi512_pd(
-        _mm512_alignr_epi64(_mm512_castpd_si512(next.raw), _mm512_castpd_si512(now.raw), kShift % kLanes))};
-  }
+  return V{_mm512_castsi512_ps(
+      _mm512_alignr_epi32(_mm512_castps_si512(next.raw), _mm512_castps_si512(now.raw), kShift % kLanes))};
 }
 
 // Calls body(0), body(1), ... with constants: arrays of vectors that are indexed by them stay in registers.
@@ -249,8 +239,13 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
   }
 }
 
-// All blocks of kRows kernel rows, most of them as many at a time as registers allow.
+// All blocks of kRows kernel rows, most of them as many at a time as registers allow; two where sanitizers make long
+// functions take minutes to compile.
+#ifdef __SANITIZE_ADDRESS__
+constexpr int kMostBlocks = 2;
+#else
 constexpr int kMostBlocks = kTogether + kTogether / 8;
+#endif
 
 template <int kStride, int kRows, class W, int kBlocks, typename T>
 HWY_INLINE void blocks_of_lines(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
@@ -291,7 +286,7 @@ void lines(GradientLines<T>& job) {
 
 template <typename T>
 LineGradientOps<T> make_ops() {
-  return {hn::MaxLanes(hn::ScalableTag<T>()), kTogether, lines<T>, put_row<T, T>};
+  return {hn::MaxLanes(hn::ScalableTag<T>()), std::min(kTogether, kMostBlocks), lines<T>, put_row<T, T>};
 }
 
 #else
@@ -307,10 +302,6 @@ const LineGradientOps<float>& float_lines() {
   static const auto ops = make_ops<float>();
   return ops;
 }
-const LineGradientOps<double>& double_lines() {
-  static const auto ops = make_ops<double>();
-  return ops;
-}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tconv::cpu
@@ -320,15 +311,10 @@ HWY_AFTER_NAMESPACE();
 namespace tconv::cpu {
 
 HWY_EXPORT(float_lines);
-HWY_EXPORT(double_lines);
 
 template <>
 const LineGradientOps<float>& line_gradient_ops<float>() {
   return HWY_DYNAMIC_DISPATCH(float_lines)();
-}
-template <>
-const LineGradientOps<double>& line_gradient_ops<double>() {
-  return HWY_DYNAMIC_DISPATCH(double_lines)();
 }
 
 }  // namespace tconv::cpu
