@@ -1,16 +1,14 @@
 // The "depthwise" family, gradients where rows lie side by side (contiguous tensors) and tensors are used where they
 // are. Bands of the rows of a channel are computed one after the other, both gradients from one reading of the gradient
 // of the output; what the next band reads is asked for meanwhile.
-#include <hwy/cache_control.h>
-
 #include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
 
+#include "cpu/depthwise_boxes.h"
 #include "cpu/depthwise_line_gradients_simd.h"
 #include "cpu/panels.h"
-#include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/reaching_taps.h"
 #include "cpu/scratch.h"
@@ -21,19 +19,15 @@ namespace {
 
 constexpr std::int64_t kBandWanted = std::int64_t{1} << 12;   // elements of the gradient of the output, about
 constexpr std::int64_t kMostWeights = std::int64_t{1} << 14;  // of a task, with the lanes that repeat them
-constexpr std::int64_t kTasksWanted = 32;
-constexpr std::int64_t kShareOfPartials = 32;         // of the tensors, at most
-constexpr std::int64_t kRun = std::int64_t{1} << 14;  // elements of neighbouring channels that a task reads in order
-constexpr std::int64_t kSegmentUnit = 64;             // cells
+constexpr std::int64_t kSegmentUnit = 64;                     // cells
 
 std::int64_t blocks_of(const Axis& width) { return ceil_div(width.kernel, width.stride); }
 
 template <typename T>
-class DepthwiseLineGradients final : public Kernel {
+class DepthwiseLineGradients final : public DepthwiseBoxes<DepthwiseLineGradients<T>, T, T> {
  public:
-  explicit DepthwiseLineGradients(const Problem& problem) : problem_(problem) {
+  explicit DepthwiseLineGradients(const Problem& problem) : Base(problem) {
     const auto& [depth, height, width] = problem.axes;
-    taps_ = depth.kernel * height.kernel * width.kernel;
     for (int a = 0; a < kSpatialAxes; ++a) outputs_[a] = problem.axes[a].output();
     for (std::int64_t d = 0; d < depth.input; ++d) depth_taps_.push_back(taps_that_reach(depth, d));
     row_weights_ = blocks_of(width) * lanes_;
@@ -54,49 +48,25 @@ class DepthwiseLineGradients final : public Kernel {
       bands_.push_back(std::move(band));
     }
     segments_ = ceil_div(width.input, segment_);
-    boxes_ = depth.input * bands * segments_;
     for (std::int64_t i = 0; i < lanes_; ++i) {
       is_last_tap_[i] = (blocks_of(width) - 1) * width.stride + i % width.stride < width.kernel ? T{1} : T{0};
     }
-    const std::int64_t image = depth.output() * height.output() * width.output();
-    block_ = std::clamp<std::int64_t>(kRun / image, 1, std::max<std::int64_t>(kMostWeights / channel_weights_, 1));
-    block_ = std::min(block_, channels());
-    const std::int64_t elements = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-    const std::int64_t most_splits = std::min(problem.batch * boxes_, elements / kShareOfPartials / weights());
-    splits_ = std::clamp<std::int64_t>(ceil_div(kTasksWanted, blocks()), 1, std::max<std::int64_t>(most_splits, 1));
-  }
-
-  std::size_t workspace_bytes() const {
-    return problem_.direction == Direction::grad_weight ? splits_ * weights() * sizeof(T) : 0;
-  }
-
-  void run(const Buffers& buffers, const Execution& execution) const override {
-    if (problem_.direction == Direction::grad_input) {
-      compute(&problem_, &buffers, nullptr, execution);
-    } else {
-      compute(nullptr, nullptr, &buffers, execution);
-    }
-  }
-
-  bool run_with(const Kernel& grad_input, const Buffers& of_input, const Buffers& of_weight,
-                const Execution& execution) const override {
-    const auto* const other = dynamic_cast<const DepthwiseLineGradients*>(&grad_input);
-    // Axes are joined where tensors allow it, which input and its gradient may not both do.
-    if (other == nullptr || other->problem_.axes != problem_.axes ||
-        other->problem_.output_strides != problem_.output_strides || of_input.output != of_weight.output) {
-      return false;
-    }
-    compute(&other->problem_, &of_input, &of_weight, execution);
-    return true;
+    this->share_out(depth.kernel * height.kernel * width.kernel, depth.input * bands * segments_,
+                    kMostWeights / channel_weights_);
   }
 
   std::string describe() const override {
-    return std::to_string(boxes_) + " bands of up to " + std::to_string(bands_.back().end - bands_.back().begin) +
-           " x " + std::to_string(segment_) + " cells, " + std::to_string(splits_) +
+    return std::to_string(this->boxes_) + " bands of up to " + std::to_string(bands_.back().end - bands_.back().begin) +
+           " x " + std::to_string(segment_) + " cells, " + std::to_string(this->splits_) +
            " splits, vectors along rows in place, " + target_name();
   }
 
  private:
+  using Base = DepthwiseBoxes<DepthwiseLineGradients<T>, T, T>;
+  friend Base;
+  using Base::problem_;
+  using typename Base::Channel;
+
   // Rows that the same kernel rows reach.
   struct Run {
     std::int64_t first;
@@ -124,97 +94,17 @@ class DepthwiseLineGradients final : public Kernel {
     std::vector<Strip> strips;
     std::vector<KernelRow> kernel_rows;
   };
-  // One channel of one image; nullptr for what is not wanted.
-  struct Channel {
-    const T* grad = nullptr;
-    const T* input = nullptr;
-    std::int64_t place = 0;  // in the tensor of the input
-    T* results = nullptr;
-    const Strides* result_strides = nullptr;
-    const T* weights = nullptr;
-    T* sums = nullptr;
-    bool past_caches = false;
-  };
-
-  std::int64_t channels() const { return problem_.in_channels; }
-  std::int64_t weights() const { return taps_ * channels(); }
-  std::int64_t blocks() const { return ceil_div(channels(), block_); }
+  std::int64_t channel_weights() const { return channel_weights_; }
+  std::int64_t channel_sums() const { return channel_weights_; }
+  void make_room(Memory& /*memory*/) const {}
 
   Box box(std::int64_t index) const {
-    if (boxes_ == 1) return {0, &bands_[0], 0, problem_.axes[2].input};
+    if (this->boxes_ == 1) return {0, &bands_[0], 0, problem_.axes[2].input};
     const std::int64_t segment = index % segments_;
     const std::int64_t row = index / segments_;
     const auto bands = std::ssize(bands_);
     return {row / bands, &bands_[row % bands], segment * segment_,
             std::min((segment + 1) * segment_, problem_.axes[2].input)};
-  }
-
-  // grad_input as `input` has it, or none (nullptr), and grad_weight, or none. Boxes are cut into splits by the problem
-  // alone, and the splits are added in order.
-  void compute(const Problem* input, const Buffers* of_input, const Buffers* of_weight,
-               const Execution& execution) const {
-    const Buffers& any = of_weight != nullptr ? *of_weight : *of_input;
-    T* const partials = static_cast<T*>(any.workspace);  // [split][channel][tap], of grad_weight
-    const std::int64_t units = problem_.batch * boxes_;
-    const bool past_caches = input != nullptr && exceeds_caches(input->input_sizes(), sizeof(T));
-    for_each_task(execution, splits_ * blocks(), [&](std::int64_t task) {
-      thread_local Memory memory;
-      const std::int64_t split = task / blocks();
-      const std::int64_t first = task % blocks() * block_;
-      const std::int64_t count = std::min(block_, channels() - first);
-      T* const weights = memory.weights.get(count * channel_weights_);
-      T* const sums = memory.sums.get(count * channel_weights_);
-      std::fill_n(sums, count * channel_weights_, T{0});
-      for (std::int64_t c = 0; input != nullptr && c < count; ++c) {
-        load_weights(static_cast<const T*>(of_input->weight) + (first + c) * input->weight_strides[0],
-                     input->weight_strides, weights + c * channel_weights_);
-      }
-      const auto channel_at = [&](std::int64_t image, std::int64_t c) {
-        Channel channel;
-        const auto place = [&](const Strides& strides) { return image * strides[0] + (first + c) * strides[1]; };
-        channel.grad = static_cast<const T*>(any.output) + place(problem_.output_strides);
-        channel.place = place(problem_.input_strides);
-        if (of_weight != nullptr) {
-          channel.input = static_cast<const T*>(of_weight->input) + place(problem_.input_strides);
-          channel.sums = sums + c * channel_weights_;
-        }
-        if (input != nullptr) {
-          channel.results = static_cast<T*>(of_input->input) + place(input->input_strides);
-          channel.result_strides = &input->input_strides;
-          channel.weights = weights + c * channel_weights_;
-          channel.past_caches = past_caches;
-        }
-        return channel;
-      };
-      // Images, their channels, their boxes.
-      const std::int64_t begin = units * split / splits_;
-      const std::int64_t end = units * (split + 1) / splits_;
-      for (std::int64_t image = begin / boxes_; image * boxes_ < end; ++image) {
-        const std::int64_t first_box = std::max(begin - image * boxes_, std::int64_t{0});
-        const std::int64_t last_box = std::min(end - image * boxes_, boxes_);
-        for (std::int64_t c = 0; c < count; ++c) {
-          const Channel channel = channel_at(image, c);
-          Box now = box(first_box);
-          for (std::int64_t b = first_box; b < last_box; ++b) {
-            memory.strips.clear();
-            Box next = now;
-            if (b + 1 < last_box) {
-              next = box(b + 1);
-              ask_for(channel, next, memory.strips);
-            } else if (c + 1 < count) {
-              ask_for(channel_at(image, c + 1), box(first_box), memory.strips);
-            } else if ((image + 1) * boxes_ < end) {
-              ask_for(channel_at(image + 1, 0), box(0), memory.strips);
-            }
-            run_box(channel, now, memory);
-            now = next;
-          }
-        }
-      }
-      if (of_weight != nullptr) add_lanes(sums, count, partials + (split * channels() + first) * taps_);
-      if (past_caches) hwy::FlushStream();  // before another thread reads the results
-    });
-    if (of_weight != nullptr) store_weights(partials, static_cast<T*>(of_weight->weight));
   }
 
   // Visits the taps (d, h, w) in the order of partial sums.
@@ -247,7 +137,7 @@ class DepthwiseLineGradients final : public Kernel {
 
   void add_lanes(const T* sums, std::int64_t count, T* to) const {
     const std::int64_t stride = problem_.axes[2].stride;
-    for (std::int64_t c = 0; c < count; ++c, sums += channel_weights_, to += taps_) {
+    for (std::int64_t c = 0; c < count; ++c, sums += channel_weights_, to += this->taps_) {
       for_each_tap([&](std::int64_t d, std::int64_t h, std::int64_t w, std::int64_t tap) {
         const T* const place = sums + lane_of(d, h, w);
         T sum{0};
@@ -255,18 +145,6 @@ class DepthwiseLineGradients final : public Kernel {
         to[tap] = sum;
       });
     }
-  }
-
-  void store_weights(T* partials, T* weight) const {
-    for (std::int64_t split = 1; split < splits_; ++split) {
-      const T* const more = partials + split * weights();
-      for (std::int64_t i = 0; i < weights(); ++i) partials[i] += more[i];
-    }
-    const Strides& strides = problem_.weight_strides;
-    for_each_tap([&](std::int64_t d, std::int64_t h, std::int64_t w, std::int64_t tap) {
-      element_ops<T, T>().store(partials + tap, taps_, weight + d * strides[2] + h * strides[3] + w * strides[4],
-                                strides[0], channels(), T{0});
-    });
   }
 
   void run_box(const Channel& channel, const Box& box, Memory& memory) const {
@@ -369,21 +247,16 @@ class DepthwiseLineGradients final : public Kernel {
 
   static constexpr std::int64_t kKernelTaps = 8;  // what lines_at_a_time counts as one time
 
-  Problem problem_;
   std::array<T, kMostLanes> is_last_tap_{};
   std::array<std::int64_t, kSpatialAxes> outputs_{};
   std::vector<std::pair<std::int64_t, std::int64_t>> depth_taps_;  // that reach each position
   const LineGradientOps<T>* ops_ = &line_gradient_ops<T>();        // of the instruction set that the plan is made for
   std::int64_t lanes_ = ops_->lanes;
-  std::int64_t taps_ = 1;
   std::int64_t row_weights_ = 1;      // of a kernel row
   std::int64_t channel_weights_ = 1;  // of a channel
   std::int64_t segment_ = 1;          // cells of a row
   std::int64_t segments_ = 1;         // of a row
   std::vector<Band> bands_;
-  std::int64_t boxes_ = 1;  // of a channel
-  std::int64_t block_ = 1;  // channels
-  std::int64_t splits_ = 1;
 };
 
 template <typename T>

@@ -4,16 +4,14 @@
 // box reads is asked for meanwhile.
 //   grad_input[j]    = sum over taps of  phase(tap)[j + offset(tap)] weight[tap]
 //   grad_weight[tap] = sum over j of     phase(tap)[j + offset(tap)] input[j]
-#include <hwy/cache_control.h>
-
 #include <algorithm>
 #include <array>
 #include <vector>
 
 #include "cpu/axis_map.h"
+#include "cpu/depthwise_boxes.h"
 #include "cpu/depthwise_gradients_simd.h"
 #include "cpu/panels.h"
-#include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
 #include "cpu/simd.h"
@@ -27,9 +25,6 @@ constexpr std::int64_t kMostBox = std::int64_t{1} << 16;    // where a smaller b
 constexpr std::int64_t kMostCopied = std::int64_t{1} << 18;
 constexpr std::int64_t kMostPhases = 1024;
 constexpr std::int64_t kMostTaps = std::int64_t{1} << 10;
-constexpr std::int64_t kTasksWanted = 32;
-constexpr std::int64_t kShareOfPartials = 32;         // of the tensors, at most
-constexpr std::int64_t kRun = std::int64_t{1} << 14;  // elements of neighbouring channels that a task reads in order
 
 // Positions along an axis that are computed together.
 struct Span {
@@ -122,15 +117,15 @@ struct Boxes {
 };
 
 template <typename E, typename T>
-class DepthwiseRowGradients final : public Kernel {
+class DepthwiseRowGradients final : public DepthwiseBoxes<DepthwiseRowGradients<E, T>, E, T> {
  public:
-  DepthwiseRowGradients(const Problem& problem, Boxes boxes) : problem_(problem), boxes_(std::move(boxes)) {
+  DepthwiseRowGradients(const Problem& problem, Boxes boxes) : Base(problem), cut_(std::move(boxes)) {
     const auto& [depth, height, width] = problem.axes;
-    for (const AxisTap& kd : boxes_.maps[0].targets[0].taps) {
-      for (const AxisTap& kh : boxes_.maps[1].targets[0].taps) {
-        for (const AxisTap& kw : boxes_.maps[2].targets[0].taps) {
-          offsets_.push_back(boxes_.row_place(kd.source, kd.offset, kh.source, kh.offset) + kw.source * boxes_.plane +
-                             boxes_.lead + kw.offset);
+    for (const AxisTap& kd : cut_.maps[0].targets[0].taps) {
+      for (const AxisTap& kh : cut_.maps[1].targets[0].taps) {
+        for (const AxisTap& kw : cut_.maps[2].targets[0].taps) {
+          offsets_.push_back(cut_.row_place(kd.source, kd.offset, kh.source, kh.offset) + kw.source * cut_.plane +
+                             cut_.lead + kw.offset);
           places_.push_back({kd.tap, kh.tap, kw.tap});
         }
       }
@@ -146,46 +141,21 @@ class DepthwiseRowGradients final : public Kernel {
         }
       }
     }
-    taps_ = std::ssize(places_);
-    const std::int64_t image = depth.output() * height.output() * width.output();
-    block_ = std::clamp<std::int64_t>(kRun / image, 1, std::max(kMostTaps / taps_, std::int64_t{1}));
-    block_ = std::min(block_, channels());
-    const std::int64_t elements = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-    const std::int64_t most = std::min(problem.batch * boxes_.count(), elements / kShareOfPartials / weights());
-    splits_ = std::clamp<std::int64_t>(ceil_div(kTasksWanted, blocks()), 1, std::max<std::int64_t>(most, 1));
-  }
-
-  std::size_t workspace_bytes() const {
-    return problem_.direction == Direction::grad_weight ? splits_ * weights() * sizeof(T) : 0;
-  }
-
-  void run(const Buffers& buffers, const Execution& execution) const override {
-    if (problem_.direction == Direction::grad_input) {
-      compute(&problem_, &buffers, nullptr, execution);
-    } else {
-      compute(nullptr, nullptr, &buffers, execution);
-    }
-  }
-
-  bool run_with(const Kernel& grad_input, const Buffers& of_input, const Buffers& of_weight,
-                const Execution& execution) const override {
-    const auto* const other = dynamic_cast<const DepthwiseRowGradients*>(&grad_input);
-    // Axes are joined where tensors allow it, which input and its gradient may not both do.
-    if (other == nullptr || other->problem_.axes != problem_.axes ||
-        other->problem_.output_strides != problem_.output_strides || of_input.output != of_weight.output) {
-      return false;
-    }
-    compute(&other->problem_, &of_input, &of_weight, execution);
-    return true;
+    this->share_out(std::ssize(places_), cut_.count(), kMostTaps / std::ssize(places_));
   }
 
   std::string describe() const override {
-    return std::to_string(boxes_.count()) + " boxes of up to " + std::to_string(boxes_.longest(0)) + " x " +
-           std::to_string(boxes_.longest(1)) + " x " + std::to_string(boxes_.longest(2)) + " cells, " +
-           std::to_string(splits_) + " splits, vectors along rows, " + target_name();
+    return std::to_string(cut_.count()) + " boxes of up to " + std::to_string(cut_.longest(0)) + " x " +
+           std::to_string(cut_.longest(1)) + " x " + std::to_string(cut_.longest(2)) + " cells, " +
+           std::to_string(this->splits_) + " splits, vectors along rows, " + target_name();
   }
 
  private:
+  using Base = DepthwiseBoxes<DepthwiseRowGradients<E, T>, E, T>;
+  friend Base;
+  using Base::problem_;
+  using typename Base::Channel;
+
   using Box = std::array<Span, kSpatialAxes>;
   struct Memory {
     Scratch<T> grad;
@@ -198,87 +168,9 @@ class DepthwiseRowGradients final : public Kernel {
     std::vector<Strip> strips;
     std::vector<T*> lines;  // of the phases of a row
   };
-  // One channel of one image; nullptr for what is not wanted.
-  struct Channel {
-    const E* grad = nullptr;
-    const E* input = nullptr;
-    E* results = nullptr;
-    const Strides* result_strides = nullptr;
-    const T* weights = nullptr;
-    T* sums = nullptr;
-    bool past_caches = false;
-  };
-
-  std::int64_t channels() const { return problem_.in_channels; }
-  std::int64_t weights() const { return taps_ * channels(); }
-  std::int64_t blocks() const { return ceil_div(channels(), block_); }
-
-  // grad_input as `input` has it, or none (nullptr), and grad_weight, or none. Boxes are cut into splits by the problem
-  // alone, and the splits are added in order.
-  void compute(const Problem* input, const Buffers* of_input, const Buffers* of_weight,
-               const Execution& execution) const {
-    const Buffers& any = of_weight != nullptr ? *of_weight : *of_input;
-    T* const partials = static_cast<T*>(any.workspace);  // [split][channel][tap], of grad_weight
-    const std::int64_t units = problem_.batch * boxes_.count();
-    const bool past_caches = input != nullptr && exceeds_caches(input->input_sizes(), sizeof(E));
-    for_each_task(execution, splits_ * blocks(), [&](std::int64_t task) {
-      thread_local Memory memory;
-      const std::int64_t split = task / blocks();
-      const std::int64_t first = task % blocks() * block_;
-      const std::int64_t count = std::min(block_, channels() - first);
-      T* const weights = memory.weights.get(count * taps_);
-      T* const sums = memory.sums.get(count * taps_ * kMostLanes);
-      std::fill_n(sums, count * taps_ * kMostLanes, T{0});
-      for (std::int64_t c = 0; input != nullptr && c < count; ++c) {
-        load_weights(static_cast<const E*>(of_input->weight) + (first + c) * input->weight_strides[0],
-                     input->weight_strides, weights + c * taps_);
-      }
-      make_room(memory);
-      const auto channel_at = [&](std::int64_t image, std::int64_t c) {
-        Channel channel;
-        const auto place = [&](const Strides& strides) { return image * strides[0] + (first + c) * strides[1]; };
-        channel.grad = static_cast<const E*>(any.output) + place(problem_.output_strides);
-        if (of_weight != nullptr) {
-          channel.input = static_cast<const E*>(of_weight->input) + place(problem_.input_strides);
-          channel.sums = sums + c * taps_ * kMostLanes;
-        }
-        if (input != nullptr) {
-          channel.results = static_cast<E*>(of_input->input) + place(input->input_strides);
-          channel.result_strides = &input->input_strides;
-          channel.weights = weights + c * taps_;
-          channel.past_caches = past_caches;
-        }
-        return channel;
-      };
-      // Images, their channels, their boxes.
-      const std::int64_t boxes = boxes_.count();
-      const std::int64_t begin = units * split / splits_;
-      const std::int64_t end = units * (split + 1) / splits_;
-      for (std::int64_t image = begin / boxes; image * boxes < end; ++image) {
-        const std::int64_t first_box = std::max(begin - image * boxes, std::int64_t{0});
-        const std::int64_t last_box = std::min(end - image * boxes, boxes);
-        for (std::int64_t c = 0; c < count; ++c) {
-          const Channel channel = channel_at(image, c);
-          for (std::int64_t b = first_box; b < last_box; ++b) {
-            memory.strips.clear();
-            if (b + 1 < last_box) {
-              ask_for(channel, boxes_.box(b + 1), memory.strips);
-            } else if (c + 1 < count) {
-              ask_for(channel_at(image, c + 1), boxes_.box(first_box), memory.strips);
-            } else if ((image + 1) * boxes < end) {
-              ask_for(channel_at(image + 1, 0), boxes_.box(0), memory.strips);
-            }
-            run_box(channel, boxes_.box(b), memory);
-          }
-        }
-      }
-      if (of_weight != nullptr) {
-        depthwise_gradient_ops<E, T>().sum_lanes(sums, count * taps_, partials + (split * channels() + first) * taps_);
-      }
-      if (past_caches) hwy::FlushStream();  // before another thread reads the results
-    });
-    if (of_weight != nullptr) store_weights(partials, static_cast<E*>(of_weight->weight));
-  }
+  Box box(std::int64_t index) const { return cut_.box(index); }
+  std::int64_t channel_weights() const { return this->taps_; }
+  std::int64_t channel_sums() const { return this->taps_ * kMostLanes; }
 
   void load_weights(const E* weight, const Strides& strides, T* to) const {
     for (const auto& [d, h, w] : places_) {
@@ -286,17 +178,14 @@ class DepthwiseRowGradients final : public Kernel {
     }
   }
 
-  void store_weights(T* partials, E* weight) const {
-    for (std::int64_t split = 1; split < splits_; ++split) {
-      const T* const more = partials + split * weights();
-      for (std::int64_t i = 0; i < weights(); ++i) partials[i] += more[i];
-    }
-    const Strides& strides = problem_.weight_strides;
-    for (std::size_t t = 0; t < places_.size(); ++t) {
-      const auto& [d, h, w] = places_[t];
-      element_ops<E, T>().store(partials + t, taps_, weight + d * strides[2] + h * strides[3] + w * strides[4],
-                                strides[0], channels(), T{0});
-    }
+  void add_lanes(const T* sums, std::int64_t count, T* to) const {
+    depthwise_gradient_ops<E, T>().sum_lanes(sums, count * this->taps_, to);
+  }
+
+  template <typename Visit>
+  void for_each_tap(const Visit& visit) const {
+    std::int64_t tap = 0;
+    for (const auto& [d, h, w] : places_) visit(d, h, w, tap++);
   }
 
   void run_box(const Channel& channel, const Box& box, Memory& memory) const {
@@ -306,7 +195,7 @@ class DepthwiseRowGradients final : public Kernel {
     job.offsets = offsets_.data();
     job.taps = std::ssize(offsets_);
     job.rows = heights.size();
-    job.row_step = boxes_.line;
+    job.row_step = cut_.line;
     job.cells = widths.size();
     job.weights = channel.weights;
     job.sums = channel.sums;
@@ -314,12 +203,12 @@ class DepthwiseRowGradients final : public Kernel {
         lines_at_a_time(memory.strips, job.taps, depths.size() * heights.size() * ceil_div(widths.size(), kMostLanes));
     memory.strips.emplace_back();
     job.ahead = memory.strips.data();
-    const std::int64_t size = depths.size() * heights.size() * boxes_.line;
+    const std::int64_t size = depths.size() * heights.size() * cut_.line;
     if (channel.input != nullptr) load_input(channel.input, box, memory.input.get(size), memory);
     for (std::int64_t d = 0; d < depths.size(); ++d) {
-      job.grad = memory.grad.get(boxes_.copied) + d * boxes_.heights * boxes_.line;
-      if (channel.input != nullptr) job.input = memory.input.get(size) + d * heights.size() * boxes_.line;
-      if (channel.results != nullptr) job.results = memory.results.get(size) + d * heights.size() * boxes_.line;
+      job.grad = memory.grad.get(cut_.copied) + d * cut_.heights * cut_.line;
+      if (channel.input != nullptr) job.input = memory.input.get(size) + d * heights.size() * cut_.line;
+      if (channel.results != nullptr) job.results = memory.results.get(size) + d * heights.size() * cut_.line;
       depthwise_gradient_ops<E, T>().rows(job);
       if (channel.results != nullptr) put_results(channel, depths.begin + d, heights, widths, job.results);
     }
@@ -330,7 +219,7 @@ class DepthwiseRowGradients final : public Kernel {
     const Strides& strides = *channel.result_strides;
     PutRows<E, T> job;
     job.from = results;
-    job.from_step = boxes_.line;
+    job.from_step = cut_.line;
     job.rows = heights.size();
     job.count = widths.size();
     job.to = channel.results + depth * strides[2] + heights.begin * strides[3] + widths.begin;
@@ -347,47 +236,47 @@ class DepthwiseRowGradients final : public Kernel {
     job.rows = heights.size();
     job.count = widths.size();
     job.to = &to;
-    job.to_step = boxes_.line;
+    job.to_step = cut_.line;
     job.room = memory.room;
     const std::int64_t filled = round_up(widths.size(), kMostLanes);
     for (std::int64_t d = depths.begin; d < depths.end; ++d) {
       job.from = input + d * strides[2] + heights.begin * strides[3] + widths.begin;
       depthwise_gradient_ops<E, T>().split(job);
       for (std::int64_t h = 0; filled > widths.size() && h < heights.size(); ++h) {
-        std::fill(to + h * boxes_.line + widths.size(), to + h * boxes_.line + filled, T{0});
+        std::fill(to + h * cut_.line + widths.size(), to + h * cut_.line + filled, T{0});
       }
-      to += heights.size() * boxes_.line;
+      to += heights.size() * cut_.line;
     }
   }
 
   void load_grad(const E* grad, const Box& box, Memory& memory) const {
     const auto& [depths, heights, widths] = box;
-    const auto& [in_depth, in_height, in_width] = boxes_.maps;
+    const auto& [in_depth, in_height, in_width] = cut_.maps;
     const Strides& strides = problem_.output_strides;
-    T* const to = memory.grad.get(boxes_.copied) + boxes_.lead;
+    T* const to = memory.grad.get(cut_.copied) + cut_.lead;
     for (std::int64_t sd = 0; sd < std::ssize(in_depth.sources); ++sd) {
       const Lattice& of_depth = in_depth.sources[sd];
-      const Halo& depth_halo = boxes_.halos[0][sd];
+      const Halo& depth_halo = cut_.halos[0][sd];
       for (std::int64_t d = depth_halo.low; d < depths.size() + depth_halo.high; ++d) {
         const std::int64_t z = depths.begin + d;
         for (std::int64_t sh = 0; sh < std::ssize(in_height.sources); ++sh) {
           const Lattice& of_height = in_height.sources[sh];
-          const Halo& halo = boxes_.halos[1][sh];
+          const Halo& halo = cut_.halos[1][sh];
           // Rows [low, high), of which [begin, end) are there.
           const std::int64_t low = halo.low;
           const std::int64_t high = heights.size() + halo.high;
           std::int64_t begin = std::clamp(-heights.begin, low, high);
           std::int64_t end = std::clamp(of_height.count - heights.begin, begin, high);
           if (z < 0 || z >= of_depth.count) begin = end = high;
-          T* const lines = to + boxes_.row_place(sd, d, sh, 0);
-          if (boxes_.count() > 1) {
+          T* const lines = to + cut_.row_place(sd, d, sh, 0);
+          if (cut_.count() > 1) {
             clear_rows(lines, low, begin, widths);
             clear_rows(lines, end, high, widths);
           }
           if (begin == end) continue;
           load_rows(grad + (of_depth.first + z * of_depth.step) * strides[2] +
                         (of_height.first + (heights.begin + begin) * of_height.step) * strides[3],
-                    of_height.step * strides[3], end - begin, widths, lines + begin * boxes_.line, memory);
+                    of_height.step * strides[3], end - begin, widths, lines + begin * cut_.line, memory);
         }
       }
     }
@@ -395,10 +284,10 @@ class DepthwiseRowGradients final : public Kernel {
 
   // Zeros for what is read of rows that are not there.
   void clear_rows(T* lines, std::int64_t begin, std::int64_t end, const Span& widths) const {
-    const AxisMap& map = boxes_.maps[2];
-    for (std::int64_t s = 0; s < std::ssize(map.sources); ++s, lines += boxes_.plane) {
+    const AxisMap& map = cut_.maps[2];
+    for (std::int64_t s = 0; s < std::ssize(map.sources); ++s, lines += cut_.plane) {
       for (std::int64_t row = begin; row < end; ++row) {
-        T* const line = lines + row * boxes_.line;
+        T* const line = lines + row * cut_.line;
         std::fill(line + map.lowest, line + widths.size() + map.highest, T{0});
       }
     }
@@ -407,7 +296,7 @@ class DepthwiseRowGradients final : public Kernel {
   // The phases of rows, each into its plane, and zeros around them.
   void load_rows(const E* rows, std::int64_t step, std::int64_t count, const Span& widths, T* lines,
                  Memory& memory) const {
-    const AxisMap& map = boxes_.maps[2];
+    const AxisMap& map = cut_.maps[2];
     const std::int64_t phases = map.sources[0].step;
     // Positions of the source lattices, of which begin <= position < end is there.
     const std::int64_t first = widths.begin + map.lowest;
@@ -421,17 +310,17 @@ class DepthwiseRowGradients final : public Kernel {
     job.count = std::min(end * phases, problem_.axes[2].output()) - begin * phases;
     job.phases = phases;
     job.to = memory.lines.data();
-    job.to_step = boxes_.line;
+    job.to_step = cut_.line;
     job.room = memory.room;
     for (std::int64_t s = 0; s < std::ssize(map.sources); ++s) {
-      memory.lines[map.sources[s].first] = lines + s * boxes_.plane + begin - widths.begin;
+      memory.lines[map.sources[s].first] = lines + s * cut_.plane + begin - widths.begin;
     }
     if (job.count > 0) depthwise_gradient_ops<E, T>().split(job);
-    if (std::ssize(boxes_.spans[2]) == 1) return;  // the same for all rows, and there from the beginning
-    for (std::int64_t s = 0; s < std::ssize(map.sources); ++s, lines += boxes_.plane) {
+    if (std::ssize(cut_.spans[2]) == 1) return;  // the same for all rows, and there from the beginning
+    for (std::int64_t s = 0; s < std::ssize(map.sources); ++s, lines += cut_.plane) {
       const std::int64_t there = std::max(begin, std::min(end, map.sources[s].count));
       for (std::int64_t row = 0; row < count; ++row) {
-        T* const line = lines + row * boxes_.line;
+        T* const line = lines + row * cut_.line;
         std::fill(line + map.lowest, line + std::min(begin, last) - widths.begin, T{0});
         if (there < last) std::fill(line + there - widths.begin, line + last - widths.begin, T{0});
       }
@@ -440,13 +329,13 @@ class DepthwiseRowGradients final : public Kernel {
 
   // Room for what loading takes, phases that no tap reads, and zeros where nothing else will be.
   void make_room(Memory& memory) const {
-    const AxisMap& map = boxes_.maps[2];
+    const AxisMap& map = cut_.maps[2];
     const std::int64_t phases = map.sources[0].step;
-    const std::int64_t longest = std::max((boxes_.line + 1) * phases, boxes_.longest(2));
-    const std::int64_t unread = boxes_.heights * boxes_.line;
+    const std::int64_t longest = std::max((cut_.line + 1) * phases, cut_.longest(2));
+    const std::int64_t unread = cut_.heights * cut_.line;
     memory.room = memory.row.get(3 * longest + 64 * phases + unread);
     memory.lines.assign(phases, memory.room + 3 * longest + 64 * phases);
-    std::fill_n(memory.grad.get(boxes_.copied), boxes_.copied, T{0});
+    std::fill_n(memory.grad.get(cut_.copied), cut_.copied, T{0});
   }
 
   // What a box reads of the tensors, where rows follow each other.
@@ -471,13 +360,9 @@ class DepthwiseRowGradients final : public Kernel {
     if (channel.input != nullptr) add(channel.input, problem_.input_strides, depths, heights, widths);
   }
 
-  Problem problem_;
-  Boxes boxes_;
+  Boxes cut_;
   std::vector<std::int64_t> offsets_;                           // of every tap, in the copied planes
   std::vector<std::array<std::int64_t, kSpatialAxes>> places_;  // of the same taps, then of those that reach nothing
-  std::int64_t taps_ = 1;
-  std::int64_t block_ = 1;  // channels
-  std::int64_t splits_ = 1;
 };
 
 }  // namespace
