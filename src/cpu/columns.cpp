@@ -38,8 +38,8 @@ constexpr std::int64_t kSplits = 4;       // of the columns, for grad_input: sho
 constexpr std::int64_t kChannels = 112;   // the same: whose weights are held at a time
 constexpr std::size_t kRoomForSums = 16;  // part of input and output that splits may take
 constexpr std::int64_t kListed = 32;      // rows of taps, forward: no more are listed at a time
+constexpr std::int64_t kRowsAhead = 4;    // of weights, that are asked for
 // Columns of a tile: more where cells are few, so that weights are read in longer pieces.
-constexpr std::int64_t kRowsAhead = 4;  // of weights, that are asked for
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kMostColumns = 1024;
 

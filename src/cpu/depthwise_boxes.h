@@ -52,7 +52,9 @@ class DepthwiseBoxes : public Kernel {
     return true;
   }
 
- protected:
+ private:
+  friend Derived;
+
   // One channel of one image; nullptr for what is not wanted.
   struct Channel {
     const E* grad = nullptr;
@@ -88,13 +90,6 @@ class DepthwiseBoxes : public Kernel {
   std::int64_t weights() const { return taps_ * channels(); }
   std::int64_t blocks() const { return ceil_div(channels(), block_); }
 
-  Problem problem_;
-  std::int64_t taps_ = 1;
-  std::int64_t boxes_ = 1;  // of a channel
-  std::int64_t block_ = 1;  // channels of a task
-  std::int64_t splits_ = 1;
-
- private:
   const Derived& derived() const { return static_cast<const Derived&>(*this); }
 
   // grad_input as `input` has it, or none (nullptr), and grad_weight, or none. Boxes are cut into splits by the problem
@@ -179,6 +174,12 @@ class DepthwiseBoxes : public Kernel {
                                 strides[0], channels(), T{0});
     });
   }
+
+  Problem problem_;
+  std::int64_t taps_ = 1;
+  std::int64_t boxes_ = 1;  // of a channel
+  std::int64_t block_ = 1;  // channels of a task
+  std::int64_t splits_ = 1;
 };
 
 }  // namespace tconv::cpu

@@ -45,7 +45,8 @@ inline Reach find_reach(const Tiling& tiling, const Tile& tile, const PhaseRange
     const PhaseTile& phase = tiling.phases()[p];
     const CellPlaces to = target.places(tiling, tile, phase.lattice);
     std::map<std::vector<std::int64_t>, CellList> by_taps;
-    const bool exact = source.strides != nullptr || tiling.leaves_much_out(tile, phase);
+    // Rows that follow each other on a packed line, with their gaps between them, do not in a tensor.
+    const bool exact = source.strides != nullptr || target.strides != nullptr || tiling.leaves_much_out(tile, phase);
     for (const Segment& segment :
          exact ? tiling.segments_of_tensor(tile, phase) : tiling.segments_of_line(tile, phase, tile_rows)) {
       by_taps[segment.taps].add(from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis],

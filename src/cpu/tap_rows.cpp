@@ -9,6 +9,9 @@
 #include <hwy/cache_control.h>
 
 #include <algorithm>
+#include <array>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/blocking.h"
@@ -91,11 +94,11 @@ class TapRows final : public Kernel {
     // Small images are multiplied together too, as long as every thread has some.
     if (together_ == height_.input && bands_ * segments_ == 1) {
       const std::int64_t most_images = std::max<std::int64_t>(kMostColumns / (height_.input * width_.input), 1);
-      images_ = even_parts(problem.batch, std::min(most_images, ceil_div(others, 2 * threads)));
+      const std::int64_t fitting = std::max<std::int64_t>(kMostScratch / scratch_elements(), 1);
+      images_ = even_parts(problem.batch, std::min({most_images, ceil_div(others, 2 * threads), fitting}));
     }
     const Strides& weight = problem.weight_strides;
-    in_place_ = std::is_same_v<E, T> && (width_.kernel == 1 || weight[4] == 1) &&
-                (outputs_ == 1 || (width_.kernel == 1 ? 1 : width_.kernel) == weight[1]);
+    in_place_ = std::is_same_v<E, T> && weight[4] == 1 && (outputs_ == 1 || weight[1] == width_.kernel);
   }
 
   std::size_t workspace_bytes() const {
@@ -103,11 +106,12 @@ class TapRows final : public Kernel {
     return static_cast<std::size_t>(problem_.groups * height_.kernel * channels_ * rows_) * sizeof(T);
   }
 
-  // Elements that a thread holds.
+  // Elements that a thread holds for each image that it computes at once.
   std::int64_t scratch_elements() const {
-    const std::int64_t columns = images_ * together_ * std::min(segment_ + highest_ - lowest_, width_.input);
+    const std::int64_t columns = together_ * std::min(segment_ + highest_ - lowest_, width_.input);
     const auto residues = static_cast<std::int64_t>(residues_.size());
-    return (channels_ + rows_) * columns + images_ * ring_rows_ * outputs_ * residues * segment_;
+    return (channels_ + rows_) * round_up(columns, kMostLanes) +
+           ring_rows_ * outputs_ * residues * ring_cells(segment_);
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -200,11 +204,13 @@ class TapRows final : public Kernel {
     std::int64_t image = 0;
   };
 
+  static std::int64_t ring_cells(std::int64_t cells) { return round_up(cells, kMostLanes) + kMostLanes; }
+
   void run_task(const Tensors& tensors, const T* packed, std::int64_t task) const {
     thread_local Memory<T> memory;
     const Part part = part_at(task);
     Ring ring;
-    ring.cells = round_up(part.cells, kMostLanes) + kMostLanes;
+    ring.cells = ring_cells(part.cells);
     ring.row = outputs_ * static_cast<std::int64_t>(residues_.size()) * ring.cells;
     ring.image = ring_rows_ * ring.row;
     ring.sums = memory.ring.get(part.images * ring.image);
@@ -218,7 +224,7 @@ class TapRows final : public Kernel {
     // A vector may be read before the first product and behind the last one.
     T* const products = memory.products.get(rows_ * line + 2 * kMostLanes) + kMostLanes;
     const std::int64_t first =
-        std::max<std::int64_t>(ceil_div_any(part.first_row + height_.pad_begin - reach_ + 1, height_.stride), 0);
+        std::max<std::int64_t>(-floor_div(reach_ - 1 - part.first_row - height_.pad_begin, height_.stride), 0);
     const std::int64_t last =
         std::min(floor_div(part.last_row - 1 + height_.pad_begin, height_.stride), height_.input - 1);
     find_taps(part, line, memory.taps);
@@ -254,8 +260,6 @@ class TapRows final : public Kernel {
     for (; done < part.last_row; ++done) finish_rows(tensors, part, ring, done);
     if (tensors.past_caches) hwy::FlushStream();  // before another thread reads the results
   }
-
-  static std::int64_t ceil_div_any(std::int64_t a, std::int64_t b) { return -floor_div(-a, b); }
 
   // Input rows from `row` to `end` of all images, side by side.
   void load_rows(const Tensors& tensors, const Part& part, std::int64_t row, std::int64_t end, std::int64_t line,
@@ -461,7 +465,9 @@ Proposal propose_tap_rows(const Problem& problem, const DeviceProperties& device
   const Axis& depth = problem.axes[0];
   const Axis& width = problem.axes[2];
   if (problem.direction != Direction::forward) return Proposal::decline("computes forward");
-  if (depth.input != 1 || depth.kernel != 1 || depth.output() != 1) return Proposal::decline("needs two dimensions");
+  if (depth.input != 1 || depth.kernel != 1 || depth.output() != 1 || depth.pad_begin != 0) {
+    return Proposal::decline("needs two dimensions");
+  }
   const std::int64_t outputs = problem.out_channels_per_group();
   const std::int64_t rows = outputs * width.kernel;
   if (outputs >= kFewOutputs || problem.in_channels_per_group() < kFewestChannels || rows < kFewestRows ||
@@ -475,7 +481,10 @@ Proposal propose_tap_rows(const Problem& problem, const DeviceProperties& device
   return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
     const auto kernel = std::make_shared<TapRows<E, T>>(problem, std::max(device.threads, 1));
-    if (static_cast<std::int64_t>(kernel->workspace_bytes() / sizeof(T)) > room_for_weights(problem)) {
+    // Of one sample, as below: a sample's result does not depend on the rest of its batch.
+    Problem sample = problem;
+    sample.batch = 1;
+    if (static_cast<std::int64_t>(kernel->workspace_bytes() / sizeof(T)) > room_for_weights(sample)) {
       return Proposal::decline("has too many weights");
     }
     if (kernel->scratch_elements() > kMostScratch) return Proposal::decline("has too many taps, or too far apart");

@@ -227,3 +227,19 @@ def test_memory_of_others_leaves_no_trace(channels):
         (grad,) = torch.autograd.grad(y, w, torch.ones_like(y))
         expected = x.sum(2).sum(0)[:, None, None].expand_as(w)
         torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "channels,size,kernel,batch",
+    [((64, 2), 16, 5, 32), ((2200, 1), 4, 6, 64), ((24, 1), 40, 9, 9), ((32, 32), 16, 3, 20), ((64, 48), 5, 4, 33)],
+    ids=str,
+)
+def test_a_sample_is_the_same_in_every_batch(channels, size, kernel, batch, dtype):
+    """Which kernel computes a layer, and in which order it adds, does not depend on the batch."""
+    inputs, outputs = channels
+    case = Case((size,) * 2, (kernel,) * 2, (2, 2), (2, 2), batch=batch, in_per_group=inputs, out_per_group=outputs)
+    x, w, b = case.tensors(dtype)
+    whole = OURS[2](x, w, b, **case.parameters)
+    for count in (1, 3):
+        assert torch.equal(whole[:count], OURS[2](x[:count], w, b, **case.parameters)), count

@@ -114,6 +114,22 @@ def test_meta_tensors_tell_the_shape_and_the_strides(rank, last):
     assert (meta.shape, meta.stride(), meta.dtype) == (real.shape, real.stride(), real.dtype)
 
 
+@pytest.mark.parametrize("input_last,weight_last", [(False, True), (True, False)])
+@pytest.mark.parametrize("kernel,stride", [(2, 2), (3, 3), (4, 2), (5, 2), (3, 1)])
+def test_tensors_of_different_layouts(kernel, stride, input_last, weight_last):
+    """Many channels: a layer in channels-last that is given a contiguous tensor, and the other way round."""
+    case = Case((14, 28), (kernel,) * 2, (stride,) * 2, in_per_group=128, out_per_group=64, bias=False)
+    x, w, _ = case.tensors(torch.float32)
+    if input_last:
+        x = x.to(memory_format=torch.channels_last)
+    if weight_last:
+        w = w.to(memory_format=torch.channels_last)
+    y = OURS[2](x, w, None, **case.parameters)
+    check_forward(case, x, w, None, y)
+    dy = torch.randn(y.shape)
+    check_gradients(case, x, w, None, dy, gradients(OURS[2], case, x, w, None, dy))
+
+
 def test_strided_tensors_are_not_copied(family):
     """Channels-last inputs, expanded and transposed weights: PyTorch runs no operator that copies one of them."""
     from torch.profiler import ProfilerActivity, profile
