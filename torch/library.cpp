@@ -267,6 +267,8 @@ TORCH_LIBRARY(tconv, m) {
   m.def("_kept_like(Tensor tensor) -> Tensor",
         [](const at::Tensor& tensor) { return fresh(tensor.sizes(), tensor.options(), at::MemoryFormat::Contiguous); });
   m.def("_scratch_bytes() -> int", &scratch_bytes);
+  m.def("_multiply_adds(str dtype, int rounds) -> int",
+        [](const std::string& dtype, std::int64_t rounds) { return multiply_adds(parse_dtype(dtype), rounds); });
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tconv/problem.h"
+
 namespace tconv {
 
 const char* version();
@@ -23,6 +25,10 @@ Info info();
 
 // Bytes that the threads of the CPU kernels keep from call to call, for tiles and panels.
 std::int64_t scratch_bytes();
+
+// Does nothing but multiply-adds of f32 or f64 in the calling thread's registers, as fast as the processor can, and
+// returns how many: the rate that benchmarks compare kernels with.
+std::int64_t multiply_adds(DType dtype, std::int64_t rounds);
 
 // TCONV_KEEP_MEMORY: how many MiB of results that are no longer used a front may keep for later ones; negative where
 // the user does not say.

@@ -6,6 +6,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
@@ -16,6 +17,7 @@ from tconv.problems import Problem
 
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
 _MATRIX_SIDE = {"cuda": 8192, "cpu": 1536}
+_CHAIN_ROUNDS = 10_000_000
 _REPEATS = {"cuda": 10, "cpu": 5}
 
 
@@ -81,6 +83,19 @@ def _copy_bandwidth(device: torch.device) -> float:
     return 2 * count / _seconds(lambda: target.copy_(source), device)
 
 
+def _multiply_add_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of multiply-adds in registers, on all threads at once."""
+    name = str(dtype).removeprefix("torch.")
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(threads) as pool:
+
+        def on_all(rounds: int) -> int:
+            return sum(pool.map(lambda _: torch.ops.tconv._multiply_adds(name, rounds), range(threads)))
+
+        done = on_all(_CHAIN_ROUNDS)
+        return 2 * done / _seconds(lambda: on_all(_CHAIN_ROUNDS), torch.device("cpu"))
+
+
 def measure_limits(device: torch.device, dtype: torch.dtype) -> Limits:
     """Measures copy bandwidth, matrix rates and the smallest launch on `device`."""
     kind = device.type
@@ -94,7 +109,11 @@ def measure_limits(device: torch.device, dtype: torch.dtype) -> Limits:
         left, right = (torch.randn(side, side, device=device).to(matrix_dtype) for _ in range(2))
         with _matmul_tf32(with_tf32):
             seconds = _seconds(lambda left=left, right=right: left @ right, device)
-        rates[rate_name(matrix_dtype, tf32=with_tf32)] = 2 * side**3 / seconds
+        rate = 2 * side**3 / seconds
+        if kind == "cpu" and matrix_dtype in (torch.float32, torch.float64):
+            # A matrix product may be far from what the processor can do.
+            rate = max(rate, _multiply_add_rate(matrix_dtype))
+        rates[rate_name(matrix_dtype, tf32=with_tf32)] = rate
     if kind == "cpu" and dtype in (torch.float16, torch.bfloat16):
         # Half types may be widened and multiplied in fp32, whichever is faster.
         name = rate_name(dtype, tf32=False)

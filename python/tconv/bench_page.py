@@ -361,7 +361,7 @@ def _notes(record: Record) -> str:
     limits = record.get("limits")
     if limits:
         rates = ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in limits["rates"].items())
-        notes.append(f"Measured limits: copy {limits['copy'] / 1e9:.4g} GB/s, matrix products {rates}.")
+        notes.append(f"Measured limits: copy {limits['copy'] / 1e9:.4g} GB/s, arithmetic {rates}.")
     load = record["machine"].get("load_at_start")
     if not record["machine"].get("gpu") and load is not None:
         notes.append(f"Load of the machine when the run began: {load}.")

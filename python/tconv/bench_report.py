@@ -135,7 +135,7 @@ def limits_line(limits: Limits) -> str:
     """The machine's own limits in words."""
     rates = ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in limits.rates.items())
     launch = f", smallest launch {seconds_text(limits.launch)}" if limits.launch else ""
-    return f"measured limits: copy {limits.copy / 1e9:.4g} GB/s, matrix products {rates}{launch}"
+    return f"measured limits: copy {limits.copy / 1e9:.4g} GB/s, arithmetic {rates}{launch}"
 
 
 def footnotes(bench: Bench, results: list[Result]) -> list[str]:

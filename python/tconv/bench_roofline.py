@@ -134,7 +134,7 @@ def _roof(x: _Scale, y: _Scale, copy: float, rate: float, unit: float, unit_name
     )
     line = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in turning)
     parts = [f'<polyline points="{line}" fill="none" stroke="{_INK}" stroke-width="1.8"/>']
-    words = f"matrix products {_number(round(rate / unit, 3 if rate < unit else 0))} {unit_name}"
+    words = f"arithmetic {_number(round(rate / unit, 3 if rate < unit else 0))} {unit_name}"
     parts.append(
         f'<text x="{_WIDTH - _RIGHT - 4}" y="{y(rate) - 7:.1f}" text-anchor="end" fill="{_INK}">'
         f"{html.escape(words)}</text>"

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from tconv import bench, bench_report, bench_verify, terminal
-from tconv.bench_limits import Limits
+from tconv.bench_limits import Limits, measure_limits
 from tconv.bench_timing import summarize, time_interleaved
 from tconv.problems import Problem
 
@@ -110,6 +110,16 @@ def test_floor_is_the_largest_limit() -> None:
     assert floor(440.0, 1e12, 0.0) == (1.0, "bandwidth")
     assert floor(1e12, 240.0, 0.0) == (2.0, "arithmetic")
     assert floor(1e12, 1e12, 3.0) == (3.0, "launch")
+
+
+def test_multiply_adds_are_counted() -> None:
+    one = torch.ops.tconv._multiply_adds("float32", 1)
+    assert one > 0
+    assert torch.ops.tconv._multiply_adds("float32", 1000) == 1000 * one
+    with pytest.raises(RuntimeError, match="f32 or f64, got float16"):
+        torch.ops.tconv._multiply_adds("float16", 1)
+    limits = measure_limits(torch.device("cpu"), torch.float32)
+    assert limits.rates["float32"] > 0
 
 
 @pytest.mark.parametrize("backward", [False, True])
