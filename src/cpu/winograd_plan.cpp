@@ -105,12 +105,6 @@ int points_of(const FastAxes& fast) {
   return points;
 }
 
-int taps_of(const FastAxes& fast) {
-  int taps = 1;
-  for (const FastAxis& each : fast) taps *= kSchemes[each.scheme].taps;
-  return taps;
-}
-
 std::int64_t room_for_combined(const Problem& problem) {
   const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
   return std::max(tensors / kRoomForWeights, kFewWeights);
@@ -146,7 +140,7 @@ bool is_incomplete(const FastAxis& fast) {
 
 // Combined weights that the taps of the axis become.
 std::int64_t combined_along(const FastAxis& fast) {
-  return static_cast<std::int64_t>(fast.taps.size() * fast.taps.front().size()) * kSchemes[fast.scheme].points;
+  return fast.groups() * kSchemes[fast.scheme].points;
 }
 
 // The axis other than `taken` that saves most with one of the schemes from `first` on.

@@ -32,13 +32,14 @@ struct FastAxis {
   std::vector<std::vector<std::vector<std::int64_t>>> taps;
 
   std::int64_t most_shift() const;
+  // Groups of taps that are combined.
+  std::int64_t groups() const { return static_cast<std::int64_t>(taps.size() * taps.front().size()); }
 };
 
 // None, one or two, in the order in which sources are combined along them. The points of the second are innermost.
 using FastAxes = std::vector<FastAxis>;
 
 int points_of(const FastAxes& fast);
-int taps_of(const FastAxes& fast);
 
 struct FastSearch {
   std::int64_t sources = 0;  // channels of a group

@@ -18,7 +18,11 @@ namespace {
 using T = float;
 
 constexpr std::int64_t kMostChannels = 128;                // of a block, input and output
-constexpr std::int64_t kMostSums = std::int64_t{1} << 18;  // elements of one block, all points
+// Elements of the sums of one block, all points: what the L2 cache holds, or more where the input would otherwise be
+// combined for many blocks of outputs.
+constexpr std::int64_t kNearSums = std::int64_t{1} << 18;
+constexpr std::int64_t kMostSums = std::int64_t{1} << 19;
+constexpr std::int64_t kFewBlocks = 2;
 constexpr std::int64_t kFewestChannels = 64;               // that pay for combining two taps
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kTilesWanted = 16;
@@ -149,7 +153,10 @@ class WinogradWeight final : public Kernel {
     }
     for (int tap = 0; tap < second.taps; ++tap) {
       for (int point = 0; point < first.points; ++point) job.from[point] = from + (tap * first.points + point) * size;
-      for (int k = 0; k < first.taps; ++k) job.to[k] = to + group.taps[tap * first.taps + k] * inputs;
+      for (int k = 0; k < first.taps; ++k) {
+        const std::int64_t which = group.taps[tap * first.taps + k];
+        job.to[k] = which == kNoTap ? nullptr : to + which * inputs;
+      }
       winograd_ops().sums[fast_[0].scheme](job);
     }
   }
@@ -209,6 +216,7 @@ class WinogradWeight final : public Kernel {
       const std::int64_t together = std::max<std::int64_t>(kDepth / depth, 1);
       const auto parts = static_cast<std::int64_t>(places.size());
       for (int point = 0; point < points_; ++point) {
+        if (group.zero_at[point]) continue;  // of taps that are missing alone
         const T* const a = grad + (point * line.size + line.lead) * grad_step_;
         const T* const b = input + (point * line.size + line.lead + group.offset) * source_.cell_step();
         T* const c = sums + (g * points_ + point) * blocking_.outputs * blocking_.inputs;
@@ -283,6 +291,7 @@ Proposal propose_winograd_weight(const Problem& problem) {
   blocking.group_outputs = problem.out_channels_per_group();
   // Phases that share a combined input have shifted tiles; each by itself may need fewer of them.
   FastSearch search{blocking.group_inputs, blocking.group_outputs, problem.batch};
+  search.incomplete = true;
   FastAxes fast = find_fast_axes(plain, search);
   search.shifted = false;
   FastAxes apart = find_fast_axes(plain, search);
@@ -291,15 +300,20 @@ Proposal propose_winograd_weight(const Problem& problem) {
   if (fast.empty()) return Proposal::decline("no axis saves enough multiplications");
   const std::int64_t points = points_of(fast);
   std::int64_t groups = 1;  // of taps
-  for (const Axis& axis : problem.axes) groups *= axis.kernel;
-  groups /= taps_of(fast);
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const auto on_axis = std::ranges::find(fast, a, &FastAxis::axis);
+    groups *= on_axis == fast.end() ? problem.axes[a].kernel : on_axis->groups();
+  }
   if (by_phase) groups = ceil_div(groups, static_cast<std::int64_t>(plain[0].targets.size() * plain[1].targets.size()));
   const auto cut = [](std::int64_t channels, std::int64_t most) {
     return round_up(ceil_div(channels, ceil_div(channels, most)), kMostLanes);
   };
   blocking.inputs = cut(blocking.group_inputs, kMostChannels);
-  const std::int64_t most = kMostSums / (groups * points * blocking.inputs);
-  blocking.outputs = cut(blocking.group_outputs, std::clamp(most / kMostLanes * kMostLanes, kMostLanes, kMostChannels));
+  for (const std::int64_t sums : {kNearSums, kMostSums}) {
+    const std::int64_t most = sums / (groups * points * blocking.inputs) / kMostLanes * kMostLanes;
+    blocking.outputs = cut(blocking.group_outputs, std::clamp(most, kMostLanes, kMostChannels));
+    if (ceil_div(blocking.group_outputs, blocking.outputs) <= kFewBlocks) break;
+  }
   blocking.input_blocks = ceil_div(blocking.group_inputs, blocking.inputs);
   blocking.output_blocks = ceil_div(blocking.group_outputs, blocking.outputs);
   if (kSchemes[fast[0].scheme].taps == 2 && std::min(blocking.group_inputs, blocking.group_outputs) < kFewestChannels) {

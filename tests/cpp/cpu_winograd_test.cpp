@@ -146,6 +146,26 @@ TEST(Winograd, WeightsInStages) {
   }
 }
 
+// Kernels 3 and 5 with stride 2: phases that differ by a tap.
+TEST(Winograd, WeightsOfPhasesThatDifferByATap) {
+  Random random(67);
+  for (const std::int64_t taps : {2, 3}) {
+    for (const bool channels_last : {false, true}) {
+      Problem problem = image_layer(Direction::grad_weight, 2, 2, taps);
+      for (int a : {1, 2}) problem.axes[a] = {16 + a, 2 * taps - 1, 2, 1, 1, 1, 0};
+      set_contiguous(problem);
+      if (channels_last) {
+        problem.input_strides = channels_last_strides(problem.input_sizes());
+        problem.output_strides = channels_last_strides(problem.output_sizes());
+      }
+      Tensors tensors(problem, random);
+      compute_exact(problem, tensors);
+      EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
+      expect_threads_change_nothing(problem, "winograd", random);
+    }
+  }
+}
+
 // Images of which tiles of two or four cells leave nothing over; grad_weight combines the input for each phase.
 TEST(Winograd, SmallImagesOfManyChannels) {
   Random random(66);
