@@ -67,11 +67,33 @@ void load(const E* from, std::int64_t from_step, T* HWY_RESTRICT to, std::int64_
   }
 }
 
+// A row plus a bias. Rows are often shorter than a vector, or little longer: what is left beyond whole vectors is one
+// masked vector where there are such.
+template <typename T>
+HWY_INLINE void store_row(const T* from, T* to, std::int64_t count, T bias) {
+  const hn::ScalableTag<T> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto every = hn::Set(tag, bias);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) hn::StoreU(hn::Add(hn::LoadU(tag, from + i), every), tag, to + i);
+  if constexpr (kMaskedStores) {
+    if (i == count) return;
+    const auto rest = hn::FirstN(tag, static_cast<std::size_t>(count - i));
+    hn::BlendedStore(hn::Add(hn::MaskedLoad(rest, tag, from + i), every), rest, tag, to + i);
+  } else {
+    for (; i < count; ++i) to[i] = from[i] + bias;
+  }
+}
+
 template <typename E, typename T>
 void store(const T* HWY_RESTRICT from, std::int64_t from_step, E* to, std::int64_t to_step, std::int64_t count,
            T bias) {
   if (from_step == 1 && to_step == 1) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = narrow<E, T>(from[i] + bias);
+    if constexpr (std::is_same_v<E, T>) {
+      store_row(from, to, count, bias);
+    } else {
+      for (std::int64_t i = 0; i < count; ++i) to[i] = narrow<E, T>(from[i] + bias);
+    }
   } else if (from_step == 1) {
     for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = narrow<E, T>(from[i] + bias);
   } else {

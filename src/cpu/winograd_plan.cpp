@@ -19,6 +19,9 @@ constexpr double kMostLeft = 0.8;
 constexpr double kMostOfTwo = 0.85;          // the same of an axis that is not the only one
 constexpr double kAnotherAxis = 0.95;        // the same, for an axis further inside: rows are better left whole
 constexpr std::int64_t kFewestOfFive = 128;  // channels that pay for five points
+// The same for two taps, where tensors are packed and results transposed anyway.
+constexpr std::int64_t kFewestOfTwoTaps = 32;
+constexpr std::size_t kFewLattices = 16;
 // Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
 // incomplete: two products of nine are saved, not three.
 constexpr std::int64_t kFewestIncomplete = 20;
@@ -152,6 +155,7 @@ std::optional<FastAxis> best_axis(const AxisMaps& maps, const FastSearch& search
     for (std::size_t s = first; s < kSchemes.size(); ++s) {
       const bool five = kSchemes[s].points == 5;
       if (five && std::min(search.sources, search.targets) < kFewestOfFive) continue;
+      if (kSchemes[s].taps == 2 && std::min(search.sources, search.targets) < search.fewest_of_two) continue;
       std::optional<FastAxis> fast = neighbours_along(maps[axis], kSchemes[s], search.incomplete);
       if (!fast) continue;
       const bool few = search.sources * search.targets < kFewestIncomplete * (search.sources + search.targets);
@@ -220,6 +224,10 @@ std::int64_t targets_of_block(const Roles& roles, std::int64_t most) {
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
   FastSearch search{roles.source_channels, roles.target_channels};
   search.incomplete = true;
+  std::size_t lattices = 1;  // of source and target: where they are many, packing takes longer than all else
+  for (const AxisMap& map : maps) lattices *= map.targets.size() * map.sources.size();
+  const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
+  search.fewest_of_two = side_by_side || lattices > kFewLattices ? kFewestChannels : kFewestOfTwoTaps;
   FastWeights chosen{find_fast_axes(maps, search)};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};
