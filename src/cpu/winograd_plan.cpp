@@ -27,7 +27,9 @@ constexpr std::size_t kFewLattices = 16;
 constexpr std::int64_t kFewestIncomplete = 20;
 constexpr double kWeightCost = 20;           // of a combined weight, for each image, in products
 constexpr double kFivePoints = 1.08;         // what five points cost more: digits, and combinations
-constexpr double kCacheShare = 0.5;          // of the L2 cache, for the combined tile and its products
+// Of the L2 cache, for the combined tile and its products. What is beyond it comes from the L3 cache, but weights would
+// come from there anyway, for every tile anew: larger tiles read them less often.
+constexpr double kCacheShare = 1.6;
 constexpr std::int64_t kLargestTile = 4096;  // cells
 constexpr std::int64_t kSmallTile = 256;
 
