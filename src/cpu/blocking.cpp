@@ -6,9 +6,9 @@ namespace tconv::cpu {
 namespace {
 
 // Shares of the L2 cache: of the tile of results, of the packed source of a task, of weights that stay there.
-constexpr double kSumsShare = 0.3;
+constexpr double kSumsShare = 0.5;
 constexpr double kSumsShareAlone = 0.8;  // where each task packs its own weights: the fewer tiles the better
-constexpr double kSourceShare = 0.2;
+constexpr double kSourceShare = 0.4;
 constexpr double kSourceShareGroups = 0.5;  // where groups are interleaved: packing costs more than anything else
 constexpr double kWeightsShare = 0.4;
 constexpr std::int64_t kFewestCells = 64;     // fewer leave too little to do for what is packed
