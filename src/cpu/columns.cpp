@@ -13,6 +13,7 @@
 
 #include "cpu/blocking.h"
 #include "cpu/column_map.h"
+#include "cpu/columns_last.h"
 #include "cpu/families.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
@@ -25,6 +26,7 @@ constexpr std::int64_t kMostImageCells = 8;  // of one sample; more have enough 
 // The same where weights do not stay in any cache: packed ones go to memory and back.
 constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;  // elements
 constexpr std::int64_t kMostCellsOfMany = 64;
+constexpr double kUsedOfManyCells = 0.7;  // of pairs of cells and taps, channels-last: others take weights as well
 // grad_weight: more are better multiplied less often, where that is possible.
 constexpr std::int64_t kCellsOfColumns = 128;
 constexpr std::int64_t kLongKernel = 64;    // taps along a row
@@ -467,12 +469,15 @@ bool rows_are_dense(const Problem& problem) {
 Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
   const Problem problem = in_one_row(layer);
   if (problem.direction == Direction::grad_bias) return Proposal::decline("has no weights to read");
-  if (!rows_are_dense(problem)) return Proposal::decline("needs the taps of an input channel in one piece");
+  const bool last = has_columns_last(problem);
+  if (!last && !rows_are_dense(problem)) {
+    return Proposal::decline("needs the taps of an input channel in one piece");
+  }
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
     return Proposal::decline("needs at least one element");
   }
   const ColumnMap map(problem, problem.output_strides);
-  if (problem.axes[2].kernel < kShortestRow && !map.rows_are_images()) {
+  if (!last && problem.axes[2].kernel < kShortestRow && !map.rows_are_images()) {
     return Proposal::decline("needs at least " + std::to_string(kShortestRow) + " taps in a row, got " +
                              std::to_string(problem.axes[2].kernel));
   }
@@ -489,7 +494,7 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
       element_count(problem.weight_sizes()) > kManyWeights ? kMostCellsOfMany : kMostImageCells;
   const bool few = weights ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
                            : inputs >= kManyInputs && map.image_cells() > 1 && map.image_cells() <= most_cells;
-  if (!few && !map.rows_are_images() && problem.axes[2].kernel < kLongKernel) {
+  if (!few && (last || !map.rows_are_images()) && (last || problem.axes[2].kernel < kLongKernel)) {
     return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
                              " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
                              std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +
@@ -498,7 +503,12 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
   if (weights && few && map.cells() > kCellsOfColumns && propose_winograd(layer, device).kernel != nullptr) {
     return Proposal::decline("fewer products do for so many cells");
   }
-  if (used_share(problem) < 0.5) return Proposal::decline("most taps fall outside of the output");
+  const double used = used_share(problem);
+  if (used < 0.5) return Proposal::decline("most taps fall outside of the output");
+  if (last && map.image_cells() > kMostImageCells && used < kUsedOfManyCells) {
+    return Proposal::decline("many taps fall outside of the output");
+  }
+  if (last) return propose_columns_last(problem);
   return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
     const auto kernel = std::make_shared<Columns<E, T>>(problem);

@@ -411,6 +411,7 @@ bool pack_vector(const PackWeights<T, T>& job, std::int64_t first) {
 // Where targets lie side by side: all of them at once, so that memory is read in order.
 template <typename T>
 void pack_copies(const PackWeights<T, T>& job) {
+  constexpr std::int64_t kChannelsAhead = 8;
   const std::int64_t end = job.first_channel + job.channels;
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
@@ -418,10 +419,8 @@ void pack_copies(const PackWeights<T, T>& job) {
     for (std::int64_t t = 0; t < job.tap_count; ++t) {
       const T* const from = job.source + c * job.channel_step + job.taps[t].from;
       T* const to = job.packed + job.taps[t].to + c * job.taps[t].to_step;
-      // Where the copies of the next tap come from.
-      const bool last = t + 1 == job.tap_count;
-      const std::int64_t next = last ? (c + 1 < end ? job.channel_step : 0) + job.taps[0].from : job.taps[t + 1].from;
-      const std::int64_t ahead = next - job.taps[t].from;
+      // Channels are far apart in memory, which nothing else foretells.
+      const std::int64_t ahead = c + kChannelsAhead < end ? kChannelsAhead * job.channel_step : 0;
       std::int64_t m = 0;
       for (; m + lanes <= job.valid; m += lanes) {
         hwy::Prefetch(from + ahead + m);

@@ -51,6 +51,25 @@ Problem random_columns(Random& random) {
   return problem;
 }
 
+void set_channels_last(Problem& problem) {
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.weight_strides = channels_last_strides(problem.weight_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+}
+
+// Forward of few cells whose channels lie side by side in all tensors: runs of channels that fill vectors, panels and
+// blocks, or do not.
+Problem random_channels_last(Random& random) {
+  Problem problem;
+  do {
+    problem = random_columns(random);
+  } while (problem.direction != Direction::forward || problem.in_channels < 512 * problem.groups);
+  problem.dtype = chance(random, 0.7) ? DType::f32 : DType::f64;
+  problem.out_channels = problem.groups * (chance(random, 0.3) ? 64 * uniform(random, 1, 3) : uniform(random, 2, 300));
+  set_channels_last(problem);
+  return problem;
+}
+
 // False when the family declines.
 bool check(const Problem& problem, Tensors& tensors) {
   std::shared_ptr<const Plan> chosen;
@@ -117,6 +136,19 @@ TEST(Columns, ImagesOfOneCell) {
   }
 }
 
+TEST(Columns, ChannelsLast) {
+  Random random(38);
+  int taken = 0;
+  const int count = test::cases(60);
+  for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
+    const Problem problem = random_channels_last(random);
+    Tensors tensors(problem, random);
+    compute_exact(problem, tensors);
+    taken += check(problem, tensors) ? 1 : 0;
+  }
+  EXPECT_GE(taken, count / 12) << "of " << count;
+}
+
 TEST(Columns, EveryInstructionSet) {
   Random random(32);
   for (const std::string& name : cpu::target_names()) {
@@ -124,7 +156,7 @@ TEST(Columns, EveryInstructionSet) {
     const Target target(name);
     int taken = 0;
     for (int i = 0; i < 30; ++i) {
-      const Problem problem = random_columns(random);
+      const Problem problem = i % 3 == 2 ? random_channels_last(random) : random_columns(random);
       Tensors tensors(problem, random);
       compute_exact(problem, tensors);
       taken += check(problem, tensors) ? 1 : 0;
@@ -147,6 +179,11 @@ Problem layer(Direction direction, std::int64_t batch) {
 TEST(Columns, ThreadsChangeNothing) {
   Random random(33);
   for (const Direction direction : kDirections) expect_threads_change_nothing(layer(direction, 7), "columns", random);
+  Problem last = layer(Direction::forward, 7);
+  last.out_channels = 200;
+  last.bias = true;
+  set_channels_last(last);
+  expect_threads_change_nothing(last, "columns", random);
 }
 
 TEST(Columns, ASampleDoesNotDependOnItsBatch) {
@@ -159,6 +196,10 @@ TEST(Columns, ASampleDoesNotDependOnItsBatch) {
     odd.axes[1].kernel = odd.axes[2].kernel = 3;
     set_contiguous(odd);
     expect_sample_alone_is_the_same(odd, "columns", 23, random);
+    if (direction == Direction::forward) {
+      set_channels_last(odd);
+      expect_sample_alone_is_the_same(odd, "columns", 23, random);
+    }
     expect_sample_alone_is_the_same(one_cell(direction, 60), "columns", 57, random);
   }
 }

@@ -118,7 +118,6 @@ inline void expect_sample_alone_is_the_same(const Problem& problem, const std::s
   run_with_workspace(*plan(problem, {}, family), all.buffers());
   Problem one = problem;
   one.batch = 1;
-  set_contiguous(one);
   Tensors alone(one, random);
   alone.weight.bytes = all.weight.bytes;
   alone.bias.bytes = all.bias.bytes;
