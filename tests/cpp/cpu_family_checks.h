@@ -111,7 +111,7 @@ inline void expect_past_caches_is_the_same(const Problem& problem, const std::st
   cpu::use_last_cache(-1);
 }
 
-// forward or grad_input of sample `image` alone, beside that of the whole batch; contiguous tensors.
+// forward or grad_input of sample `image` alone, in the same strides, beside that of the whole batch.
 inline void expect_sample_alone_is_the_same(const Problem& problem, const std::string& family, std::int64_t image,
                                             Random& random) {
   Tensors all(problem, random);
