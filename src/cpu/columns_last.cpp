@@ -1,9 +1,9 @@
 // Forward of few cells with many weights where channels lie side by side in every tensor. As in columns.cpp the weights
 // are what costs, and are read once, as they lie: an input channel has a run of output channels for every tap,
 //   D[tap][cell][co] = sum over ci of  input[cell][ci] weight[ci][tap][co],
-// and what a tap adds to an output is a run of D. A task has some output channels and all taps, so that no other adds to
-// its outputs. Each element is one chain of multiply-adds for each tap, added tap by tap: an order that depends on the
-// layer alone.
+// and what a tap adds to an output is a run of D. A task has some output channels and all taps, so that no other adds
+// to its outputs. Each element is one chain of multiply-adds for each tap, added tap by tap: an order that depends on
+// the layer alone.
 #include "cpu/columns_last.h"
 
 #include <algorithm>
@@ -103,8 +103,8 @@ class ColumnsLast final : public Kernel {
       if (bias == nullptr) std::fill_n(sums, images * image_outputs_ * outputs, T{0});
       for (std::int64_t tap = 0; tap < taps_; tap += taps_together_) {
         const std::int64_t taps = std::min(taps_together_, taps_ - tap);
-        const T* const products = multiply(input + image * problem_.input_strides[0], images, weight + first,
-                                           {tap, taps, outputs}, memory);
+        const T* const products =
+            multiply(input + image * problem_.input_strides[0], images, weight + first, {tap, taps, outputs}, memory);
         add(products, images, {tap, taps, outputs}, sums);
       }
       T* const to = static_cast<T*>(buffers.output) + image * problem_.output_strides[0] + channel;

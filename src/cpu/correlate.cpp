@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "cpu/bf16_products.h"
 #include "cpu/blocking.h"
 #include "cpu/cell_places.h"
 #include "cpu/packed_weights.h"
@@ -92,6 +93,17 @@ class Correlate final : public Kernel {
     // Tensors whose channels lie side by side are read and written where they are.
     constexpr bool kSame = std::is_same_v<E, T>;
     reads_in_place_ = kSame && reads_in_place(roles_, chunk_if_inside());
+    source_steps_ = roles_.source_strides;
+    if constexpr (std::is_same_v<E, BFloat16>) {
+      pairs_ = channels_inside_ && roles_.interleaved == 1 && has_bf16_products();
+      // Channels that lie side by side are pairs as they are, if no pair is torn.
+      const auto even = [](std::int64_t step) { return step % 2 == 0; };
+      Strides& steps = source_steps_;
+      const bool whole = steps[1] == 1 && even(roles_.source_channels) && even(steps[0]) && even(steps[2]) &&
+                         even(steps[3]) && even(steps[4]);
+      reads_in_place_ = pairs_ && whole;
+      for (std::int64_t& step : steps) step = reads_in_place_ ? step / 2 : step;
+    }
     stores_in_place_ = kSame && writes_in_place(roles_, chunk_if_inside());
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(chunk_ * roles_.interleaved, kMostLanes);
@@ -194,7 +206,7 @@ class Correlate final : public Kernel {
     return std::to_string(tiling_.phases().size()) + " phases, " + std::to_string(tiling_.tiles()) +
            " tiles of up to " + std::to_string(tiling_.longest()) + " cells, " +
            std::to_string(blocking_.target_channels) + " target channels, " + std::to_string(chunk_) +
-           " source channels a step, " + target_name();
+           " source channels a step, " + (pairs_ ? "pairs of bfloat16, " : "") + target_name();
   }
 
  private:
@@ -263,7 +275,7 @@ class Correlate final : public Kernel {
   }
 
   // Of one block and chunk of source channels, a piece: all threads pack while none can multiply.
-  std::int64_t pieces_of_chunk() const { return roles_.interleaved > 1 ? 1 : ceil_div(chunk_, kPiece); }
+  std::int64_t pieces_of_chunk() const { return roles_.interleaved > 1 || pairs_ ? 1 : ceil_div(chunk_, kPiece); }
   void pack_weights(const Tensors& tensors, const Stage& stage, T* shared, std::int64_t task) const {
     const std::int64_t pieces = pieces_of_chunk();
     const std::int64_t chunks = ceil_div(stage.channels(), chunk_);
@@ -271,9 +283,29 @@ class Correlate final : public Kernel {
     const std::int64_t c = stage.first_channel + task / pieces % chunks * chunk_;
     const std::int64_t channels = std::min(chunk_, stage.last_channel - c);
     T* const to = shared + shared_place(stage, block, c);
-    if (pieces == 1) return packed_.pack(tensors.weight, block, c, channels, stage.phases, to);
+    if (pieces == 1) return pack_chunk(tensors, stage, block, c, channels, to);
     const std::int64_t begin = task % pieces * kPiece;
     packed_.pack_piece(tensors.weight, block, c, channels, begin, std::min(begin + kPiece, channels), stage.phases, to);
+  }
+
+  // The weights of a chunk, of pairs of source channels where they are multiplied so.
+  void pack_chunk(const Tensors& tensors, const Stage& stage, const TargetBlock& block, std::int64_t first_channel,
+                  std::int64_t channels, T* to) const {
+    packed_.pack(tensors.weight, block, first_channel, channels, stage.phases, to);
+    if constexpr (std::is_same_v<E, BFloat16>) {
+      if (!pairs_) return;
+      const MathOps<T>& math = math_ops<T>();
+      const std::int64_t panel = packed_.tile_along_targets(math, block.targets).vectors * math.lanes;
+      for (std::size_t p = stage.phases.first; p < stage.phases.last; ++p) {
+        T* weights = to + packed_.place_of_phase(block, channels, p, stage.phases.first);
+        for (std::int64_t row = 0; row < block.targets; row += panel) {
+          const std::int64_t width = panel_width(math, panel, block.targets, row);
+          for (std::size_t tap = 0; tap < tiling_.phases()[p].taps.size(); ++tap, weights += channels * width) {
+            pair_rows(weights, width, channels);
+          }
+        }
+      }
+    }
   }
 
   Results<T> results_of(const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {
@@ -437,8 +469,7 @@ class Correlate final : public Kernel {
   }
 
   Reach reach_of(const Tile& tile, const PhaseRange& phases, std::int64_t tile_rows, std::int64_t row_size) const {
-    return find_reach(tiling_, tile, phases, tile_rows,
-                      {reads_in_place_ ? &roles_.source_strides : nullptr, cell_step_},
+    return find_reach(tiling_, tile, phases, tile_rows, {reads_in_place_ ? &source_steps_ : nullptr, cell_step_},
                       {stores_in_place_ ? &roles_.target_strides : nullptr, row_size});
   }
 
@@ -470,22 +501,26 @@ class Correlate final : public Kernel {
       const std::int64_t channels = std::min(chunk_, stage.last_channel - c);
       const E* const first = tensors.source + (block.group * roles_.cell_channels() + c) * roles_.source_strides[1];
       const T* cells = nullptr;
-      if constexpr (std::is_same_v<E, T>) {
+      if constexpr (std::is_same_v<E, T> || std::is_same_v<E, BFloat16>) {
         if (reads_in_place_) {
-          cells = first;
-          if (known) cells += CellPlaces::in_tensor(tile, tiling_.sources()[0], roles_.source_strides).begin();
+          cells = reinterpret_cast<const T*>(first);  // pairs of bfloat16 are words
+          if (known) cells += CellPlaces::in_tensor(tile, tiling_.sources()[0], source_steps_).begin();
         }
       }
       if (cells == nullptr) {
         const PackedSteps steps{1, cell_step_, roles_.interleaved, roles_.source_channels};
         cells = pack_cells(tile, {first, roles_.source_strides, channels}, steps, source).first;
+        if constexpr (std::is_same_v<E, BFloat16>) {
+          const std::int64_t positions = static_cast<std::int64_t>(tiling_.sources().size()) * tiling_.plane_size();
+          for (std::int64_t i = 0; pairs_ && i < positions; ++i) pair_neighbours(source + i * cell_step_, channels);
+        }
       }
-      if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, stage.phases, own);
+      if (own != nullptr) pack_chunk(tensors, stage, block, c, channels, own);
       const T* const weights = own != nullptr ? own : shared + shared_place(stage, block, c);
       for (std::size_t p = stage.phases.first; p < stage.phases.last; ++p) {
         if (!stores_in_place_ && phases[p].taps.empty()) continue;
         MultiplyCells<T> job;
-        job.depth = channels;
+        job.depth = pairs_ ? ceil_div(channels, 2) : channels;
         job.interleaved = roles_.interleaved;
         T* sums = nullptr;
         if constexpr (std::is_same_v<E, T>) {
@@ -512,6 +547,12 @@ class Correlate final : public Kernel {
             job.parts = std::min(parts, count - t);
             job.accumulate = c > 0 || t > 0;
             job.past_caches = past_caches && parts >= count;
+            if constexpr (std::is_same_v<T, float>) {
+              if (pairs_) {
+                reached.cells.multiply_by(bf16_cells(), math, size, block.targets, panels, job);
+                continue;
+              }
+            }
             reached.cells.multiply(math, size, block.targets, panels, job);
           }
         }
@@ -541,6 +582,8 @@ class Correlate final : public Kernel {
   bool empty_ = false;
   bool reads_in_place_ = false;
   bool stores_in_place_ = false;
+  bool pairs_ = false;             // of channels of the source, bfloat16, are multiplied together
+  Strides source_steps_{};         // in elements, or in pairs that are read in place
   bool channels_inside_ = false;   // the packed source has its channels innermost
   bool cells_are_columns_ = true;  // of the register tiles; otherwise target channels are
   bool row_by_row_ = false;        // where they are: what lies between rows of cells is left out

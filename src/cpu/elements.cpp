@@ -346,8 +346,8 @@ void scatter(const Scatter<E, T>& job) {
 }
 
 // Where all taps of a target lie side by side: transposed, as many channels at a time as lie side by side too.
-template <typename T>
-bool pack_whole_taps(const PackWeights<T, T>& job) {
+template <typename E, typename T>
+bool pack_whole_taps(const PackWeights<E, T>& job) {
   constexpr std::int64_t kMost = 64;  // elements of a target at a time
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
@@ -357,6 +357,7 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
   // Expanded weights: several taps are one element.
   if (std::find(in_order, in_order + job.tap_count, nullptr) != in_order + job.tap_count) return false;
   const std::int64_t together = job.channel_step == job.tap_count ? kMost / job.tap_count : 1;
+  if (!std::is_same_v<E, T> && together * job.tap_count < lanes) return false;  // widened vector by vector
   T packed[kMost * HWY_MAX_BYTES / sizeof(T)];
   const std::int64_t end = job.first_channel + job.channels;
   for (std::int64_t c = job.first_channel; c < end; c += together) {
@@ -364,9 +365,9 @@ bool pack_whole_taps(const PackWeights<T, T>& job) {
     const std::int64_t count = channels * job.tap_count;
     for (std::int64_t first = 0; first < job.width; first += lanes) {
       const std::int64_t valid = std::min(lanes, job.valid - first);
-      const T* const targets = job.source + c * job.channel_step + first * job.target_step;
+      const E* const targets = job.source + c * job.channel_step + first * job.target_step;
       if (valid < lanes) std::fill(std::begin(packed), std::end(packed), T{0});
-      load_channels<T, T>(targets, job.target_step, packed, lanes, valid, count);
+      load_channels<E, T>(targets, job.target_step, packed, lanes, valid, count);
       const auto whole = hn::FirstN(tag, job.width - first);
       const T* row = packed;
       for (std::int64_t channel = c; channel < c + channels; ++channel) {
@@ -433,16 +434,16 @@ void pack_copies(const PackWeights<T, T>& job) {
 }
 
 // Where the channels of a target lie side by side: transposed, tap by tap.
-template <typename T>
-void pack_side_by_side(const PackWeights<T, T>& job) {
-  const T* const source = job.source + job.first_channel;
+template <typename E, typename T>
+void pack_side_by_side(const PackWeights<E, T>& job) {
+  const E* const source = job.source + job.first_channel;
   for (std::int64_t t = 0; t < job.tap_count; ++t) {
     const PackTap& tap = job.taps[t];
     T* const to = job.packed + tap.to + job.first_channel * tap.to_step;
     for (std::int64_t c = 0; job.valid < job.width && c < job.channels; ++c) {
       std::fill(to + c * tap.to_step + job.valid, to + c * tap.to_step + job.width, T{0});
     }
-    load_channels<T, T>(source + tap.from, job.target_step, to, tap.to_step, job.valid, job.channels);
+    load_channels<E, T>(source + tap.from, job.target_step, to, tap.to_step, job.valid, job.channels);
   }
 }
 
@@ -450,10 +451,12 @@ void pack_side_by_side(const PackWeights<T, T>& job) {
 template <typename E, typename T>
 void pack_weights(const PackWeights<E, T>& job) {
   std::int64_t first = 0;
+  if (job.channel_step == 1 && job.tap_count > 0 && job.channels > 1) return pack_side_by_side(job);
   if constexpr (std::is_same_v<E, T>) {
-    if (job.channel_step == 1 && job.tap_count > 0 && job.channels > 1) return pack_side_by_side(job);
     if (job.target_step == 1 && job.valid > 1) return pack_copies(job);
-    if (pack_whole_taps(job)) return;
+  }
+  if (job.target_step != 1 && pack_whole_taps(job)) return;
+  if constexpr (std::is_same_v<E, T>) {
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
     while (first < job.valid && job.valid > 1 && pack_vector(job, first)) first += lanes;
     if (first >= job.width) return;

@@ -115,14 +115,21 @@ class CellList {
   // job.places as multiply_cells wants them. A panel is used for all cells before the next one.
   template <typename T>
   void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile, std::int64_t columns, const Panels<T>& panels,
-                MultiplyCells<T> job) const {
+                const MultiplyCells<T>& job) const {
+    const auto& table = math.multiply_cells[std::countr_zero(static_cast<std::uint64_t>(job.interleaved))];
+    multiply_by(table, math, tile, columns, panels, job);
+  }
+
+  // By a table of one's own.
+  template <typename T>
+  void multiply_by(const MathOps<T>::CellsTable& table, const MathOps<T>& math, const MathOps<T>::TileSize& tile,
+                   std::int64_t columns, const Panels<T>& panels, MultiplyCells<T> job) const {
     const std::int64_t all = count();
     if (all == 0) return;
     const std::int64_t panel = tile.vectors * math.lanes;
     const std::int64_t tiles = (all + tile.rows - 1) / tile.rows;
     T* const c = job.c;
     const T* const initial = job.initial;
-    const auto& table = math.multiply_cells[std::countr_zero(static_cast<std::uint64_t>(job.interleaved))];
     for (std::int64_t n = 0; n < columns; n += panel) {
       job.b_step = panel_width(math, panel, columns, n);
       job.b = panels.data + n * panels.depth;

@@ -32,7 +32,7 @@ std::int64_t run_chains(std::int64_t rounds) {
   const auto factor = hn::Set(tag, half);
   for (std::int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kChains; ++i) sums[i] = hn::MulAdd(sums[i], factor, factor);
+    for (auto& sum : sums) sum = hn::MulAdd(sum, factor, factor);
   }
   auto all = sums[0];
   for (int i = 1; i < kChains; ++i) all = hn::Add(all, sums[i]);

@@ -135,11 +135,31 @@ std::int64_t transpose_lines(const Line& line, T* to, std::int64_t to_step, std:
 
 template <typename E, typename T, typename Line>
 void load_transposed(const Line& line, T* to, std::int64_t to_step, std::int64_t lines, std::int64_t count) {
-  std::int64_t c = 0;
-  if constexpr (std::is_same_v<E, T>) c = transpose_lines<T>(line, to, to_step, lines, count);
-  for (; c < lines; ++c) {
-    const E* const from = line(c);
-    for (std::int64_t i = 0; i < count; ++i) to[i * to_step + c] = widen<E, T>(from[i]);
+  const auto one_by_one = [&](std::int64_t first_line, std::int64_t last_line, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = first_line; c < last_line; ++c) {
+      const E* const from = line(c);
+      for (std::int64_t i = begin; i < end; ++i) to[i * to_step + c] = widen<E, T>(from[i]);
+    }
+  };
+  if constexpr (std::is_same_v<E, T>) {
+    return one_by_one(transpose_lines<T>(line, to, to_step, lines, count), lines, 0, count);
+  }
+  // As many lines as a vector has lanes, widened piece by piece.
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr std::int64_t kPiece = 64;
+  T wide[kLanes * kPiece];
+  for (std::int64_t c = 0; c < lines; c += kLanes) {
+    const std::int64_t valid = std::min(kLanes, lines - c);
+    for (std::int64_t i = 0; i < count; i += kPiece) {
+      const std::int64_t length = std::min(kPiece, count - i);
+      for (std::int64_t r = 0; r < valid; ++r) {
+        const E* const from = line(c + r) + i;
+        for (std::int64_t j = 0; j < length; ++j) wide[r * kPiece + j] = widen<E, T>(from[j]);
+      }
+      const auto row = [&wide](std::int64_t r) { return wide + r * kPiece; };
+      const std::int64_t done = transpose_lines<T>(row, to + i * to_step + c, to_step, valid, length);
+      one_by_one(c + done, c + valid, i, i + length);
+    }
   }
 }
 

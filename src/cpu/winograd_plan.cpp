@@ -25,8 +25,8 @@ constexpr std::size_t kFewLattices = 16;
 // Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
 // incomplete: two products of nine are saved, not three.
 constexpr std::int64_t kFewestIncomplete = 20;
-constexpr double kWeightCost = 20;           // of a combined weight, for each image, in products
-constexpr double kFivePoints = 1.08;         // what five points cost more: digits, and combinations
+constexpr double kWeightCost = 20;    // of a combined weight, for each image, in products
+constexpr double kFivePoints = 1.08;  // what five points cost more: digits, and combinations
 // Of the L2 cache, for the combined tile and its products. What is beyond it comes from the L3 cache, but weights would
 // come from there anyway, for every tile anew: larger tiles read them less often.
 constexpr double kCacheShare = 1.6;
@@ -144,9 +144,7 @@ bool is_incomplete(const FastAxis& fast) {
 }
 
 // Combined weights that the taps of the axis become.
-std::int64_t combined_along(const FastAxis& fast) {
-  return fast.groups() * kSchemes[fast.scheme].points;
-}
+std::int64_t combined_along(const FastAxis& fast) { return fast.groups() * kSchemes[fast.scheme].points; }
 
 // The axis other than `taken` that saves most with one of the schemes from `first` on.
 std::optional<FastAxis> best_axis(const AxisMaps& maps, const FastSearch& search, int taken, std::size_t first) {

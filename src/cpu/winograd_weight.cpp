@@ -17,13 +17,13 @@ namespace {
 
 using T = float;
 
-constexpr std::int64_t kMostChannels = 128;                // of a block, input and output
+constexpr std::int64_t kMostChannels = 128;  // of a block, input and output
 // Elements of the sums of one block, all points: what the L2 cache holds, or more where the input would otherwise be
 // combined for many blocks of outputs.
 constexpr std::int64_t kNearSums = std::int64_t{1} << 18;
 constexpr std::int64_t kMostSums = std::int64_t{1} << 19;
 constexpr std::int64_t kFewBlocks = 2;
-constexpr std::int64_t kFewestChannels = 64;               // that pay for combining two taps
+constexpr std::int64_t kFewestChannels = 64;  // that pay for combining two taps
 constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kTilesWanted = 16;
 constexpr double kWorthCombining = 0.85;  // products that are left where each phase combines the input for itself

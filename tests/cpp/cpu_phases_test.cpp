@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cases.h"
+#include "cpu/bf16_products.h"
 #include "cpu/families.h"
 #include "cpu_family_checks.h"
 #include "cpu_support.h"
@@ -184,6 +185,61 @@ TEST(Phases, PatchesAndWindowsInEveryLayout) {
 
 // Rows and cells that begin with a cache line, or anywhere; phases that are interleaved while they are transposed, or
 // where cells are columns.
+// Dense layers of bfloat16, whose channels are multiplied in pairs where the processor can: odd and even channels, in
+// every layout.
+Problem dense_bf16(Random& random) {
+  Problem problem;
+  do {
+    problem = Problem{};
+    problem.rank = static_cast<int>(uniform(random, 1, 3));
+    problem.direction = chance(random, 0.5) ? Direction::forward : Direction::grad_input;
+    problem.dtype = DType::bf16;
+    problem.bias = problem.direction == Direction::forward && chance(random, 0.5);
+    problem.batch = uniform(random, 1, 3);
+    problem.groups = chance(random, 0.8) ? 1 : 2;
+    const auto channels = [&](std::int64_t fewest) {
+      return chance(random, 0.4) ? 16 * uniform(random, fewest / 16, 10) : uniform(random, fewest, 150);
+    };
+    problem.in_channels = problem.groups * channels(48);
+    problem.out_channels = problem.groups * channels(48);
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+      Axis& axis = problem.axes[a];
+      axis.input = uniform(random, 1, problem.rank == 1 ? 90 : (problem.rank == 2 ? 11 : 5));
+      axis.stride = uniform(random, 1, 3);
+      axis.kernel = chance(random, 0.4) ? axis.stride : uniform(random, 1, 5);
+      axis.dilation = chance(random, 0.8) ? 1 : 2;
+      axis.pad_begin = chance(random, 0.4) ? 0 : uniform(random, 0, axis.kernel);
+      axis.pad_end = chance(random, 0.5) ? axis.pad_begin : uniform(random, 0, axis.kernel);
+      axis.output_padding = uniform(random, 0, std::max(axis.stride, axis.dilation) - 1);
+    }
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  const auto layout = [&](const Sizes& sizes) {
+    if (chance(random, 0.5)) return channels_last_strides(sizes);
+    return chance(random, 0.5) ? contiguous_strides(sizes) : random_strides(random, sizes, false);
+  };
+  problem.input_strides = layout(problem.input_sizes());
+  problem.weight_strides = layout(problem.weight_sizes());
+  problem.output_strides = layout(problem.output_sizes());
+  return problem;
+}
+
+TEST(Phases, PairsOfBfloat16) {
+  Random random(15);
+  int taken = 0;
+  const int count = test::cases(60);
+  for (int i = 0; i < count && !HasFailure(); ++i) {
+    const Problem problem = dense_bf16(random);
+    check_new(problem, random);
+    const std::string described = plan(problem, {}, "phases")->kernel->describe();
+    taken += described.find("pairs of bfloat16") != std::string::npos ? 1 : 0;
+    if (i % 10 == 0) expect_threads_change_nothing(problem, "phases", random);
+    if (i % 10 == 5 && problem.batch > 1) {
+      expect_sample_alone_is_the_same(problem, "phases", problem.batch - 1, random);
+    }
+  }
+  if (cpu::has_bf16_products()) EXPECT_GE(taken, count / 4) << "of " << count;
+}
+
 TEST(Phases, PastTheCaches) {
   Random random(14);
   const Axis one{};
