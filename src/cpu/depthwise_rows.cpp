@@ -77,6 +77,7 @@ class DepthwiseRows final : public Kernel {
           }
         }
         row.last_step = std::ssize(steps_);
+        row.pattern = row_pattern(steps_.data() + row.first_step, steps_.data() + row.last_step, phases_);
         const auto index = std::ssize(rows_);
         row.place =
             index / height.output() * problem.output_strides[2] + index % height.output() * problem.output_strides[3];
@@ -110,11 +111,15 @@ class DepthwiseRows final : public Kernel {
         T* const source = memory.source.get(most_sources_ * line_);
         if (one_piece() && !cleared) std::fill_n(source, most_sources_ * line_, T{0});
         cleared = true;
-        load_source(static_cast<const E*>(buffers.input) + place(problem_.input_strides), band, first_cell, source);
+        const E* const input = static_cast<const E*>(buffers.input) + place(problem_.input_strides);
         WeighLine<T> job;
         job.weights =
             load_weights(static_cast<const E*>(buffers.weight) + channel * problem_.weight_strides[0], memory);
-        job.from = band.sources() > 0 ? source - band.first_source * line_ : source;
+        job.from = in_place(band, first_cell, input);
+        if (job.from == nullptr) {
+          load_source(input, band, first_cell, source);
+          job.from = band.sources() > 0 ? source - band.first_source * line_ : source;
+        }
         job.phases = phases_;
         job.bias = first;
         run_band(job, static_cast<E*>(buffers.output) + place(problem_.output_strides), band, first_cell, past_caches,
@@ -136,6 +141,7 @@ class DepthwiseRows final : public Kernel {
     std::int64_t last_source = -1;
     std::int64_t first_step = 0;
     std::int64_t last_step = 0;
+    int pattern = -1;
   };
   struct Band {
     std::int64_t begin = 0;  // rows of the output
@@ -247,6 +253,19 @@ class DepthwiseRows final : public Kernel {
     return weights;
   }
 
+  // What `from` is of a piece that reads one row of the image in the middle of it: the row itself; otherwise nullptr.
+  const T* in_place(const Band& band, std::int64_t first_cell, const E* image) const {
+    if constexpr (std::is_same_v<E, T>) {
+      const std::int64_t last = first_cell + piece_ + highest_ + 2 * kMostLanes;
+      if (one_piece() || band.sources() != 1 || first_cell + lowest_ < 0 || last > problem_.axes[2].input) return nullptr;
+      const std::int64_t height = problem_.axes[1].input;
+      const std::int64_t row = band.first_source;
+      const Strides& strides = problem_.input_strides;
+      return image + row / height * strides[2] + row % height * strides[3] + first_cell - lead_ - row * line_;
+    }
+    return nullptr;
+  }
+
   // The rows of the image that a band reads or, of long rows, what a piece of their cells reads with zeros around it.
   void load_source(const E* image, const Band& band, std::int64_t first_cell, T* source) const {
     const Strides& strides = problem_.input_strides;
@@ -327,6 +346,7 @@ class DepthwiseRows final : public Kernel {
   void set_steps(WeighLine<T>& job, const Row& row) const {
     job.steps = steps_.data() + row.first_step;
     job.last = steps_.data() + row.last_step;
+    job.pattern = row.pattern;
   }
 
   // Whether rows are whole vectors of cells and, where they go past the caches, whole cache lines.
