@@ -21,14 +21,24 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// `count` elements; zeros beyond them, where nothing is read.
+// The first elements of a vector, as a mask where memory may be read by one.
+template <class D>
+struct First {
+  std::int64_t count;
+  hn::Mask<D> mask;
+
+  HWY_INLINE First(D tag, std::int64_t elements)
+      : count(elements), mask(hn::FirstN(tag, static_cast<std::size_t>(elements))) {}
+};
+
+// These elements; zeros beyond them, where nothing is read.
 template <bool kPartial, typename E, class D>
-HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, std::int64_t count) {
+HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, const First<D>& first) {
   using T = hn::TFromD<D>;
   if constexpr (std::is_same_v<E, T> && !kPartial) {
     return hn::LoadU(tag, from);
   } else if constexpr (std::is_same_v<E, T> && kMaskedStores) {
-    return hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(count)), tag, from);
+    return hn::MaskedLoad(first.mask, tag, from);
   } else if constexpr (std::is_same_v<E, BFloat16> && !kPartial) {
     const hn::Rebind<std::uint16_t, D> bits;
     const hn::RebindToUnsigned<D> wide;
@@ -37,23 +47,23 @@ HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, std::int64_t count) {
   } else {
     constexpr std::int64_t kLanes = hn::MaxLanes(D());
     T values[kLanes] = {};
-    for (std::int64_t i = 0; i < (kPartial ? count : kLanes); ++i) values[i] = widen<E, T>(from[i]);
+    for (std::int64_t i = 0; i < (kPartial ? first.count : kLanes); ++i) values[i] = widen<E, T>(from[i]);
     return hn::LoadU(tag, values);
   }
 }
 
-// `count` elements, rounded.
+// The same elements, rounded.
 template <bool kPartial, bool kPastCaches, typename E, class D>
-HWY_INLINE void store_some(D tag, hn::Vec<D> vector, E* to, std::int64_t count) {
+HWY_INLINE void store_some(D tag, hn::Vec<D> vector, E* to, const First<D>& first) {
   using T = hn::TFromD<D>;
   if constexpr (std::is_same_v<E, T> && !kPartial) {
     kPastCaches ? hn::Stream(vector, tag, to) : hn::StoreU(vector, tag, to);
   } else if constexpr (std::is_same_v<E, T> && kMaskedStores) {
-    hn::BlendedStore(vector, hn::FirstN(tag, static_cast<std::size_t>(count)), tag, to);
+    hn::BlendedStore(vector, first.mask, tag, to);
   } else {
     T values[hn::MaxLanes(D())];
     hn::StoreU(vector, tag, values);
-    for (std::int64_t i = 0; i < count; ++i) to[i] = narrow<E, T>(values[i]);
+    for (std::int64_t i = 0; i < first.count; ++i) to[i] = narrow<E, T>(values[i]);
   }
 }
 
@@ -72,6 +82,7 @@ template <int kCells, class W, bool kPartial, bool kPastCaches, typename E, type
 HWY_INLINE void vector_of_cells(const GradientCells<E, T>& job, std::int64_t j, std::int64_t c, std::int64_t count) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
+  const First<hn::ScalableTag<T>> first(tag, count);
   const std::int64_t place = c / kMostLanes * job.block_size + c % kMostLanes;
   const std::int64_t cell_step = job.cell_step;
   const std::int64_t taps = job.taps;
@@ -79,7 +90,7 @@ HWY_INLINE void vector_of_cells(const GradientCells<E, T>& job, std::int64_t j, 
   V results[kCells];
 #pragma GCC unroll 4
   for (int i = 0; i < kCells; ++i) {
-    if constexpr (W::kWeight) inputs[i] = load_some<kPartial>(tag, job.input + (j + i) * job.input_step + c, count);
+    if constexpr (W::kWeight) inputs[i] = load_some<kPartial>(tag, job.input + (j + i) * job.input_step + c, first);
     results[i] = hn::Zero(tag);
   }
   std::int64_t asked = 0;
@@ -94,7 +105,7 @@ HWY_INLINE void vector_of_cells(const GradientCells<E, T>& job, std::int64_t j, 
       if constexpr (W::kWeight) sum = hn::LoadU(tag, sums + t * kMostLanes);
 #pragma GCC unroll 4
       for (int i = 0; i < kCells; ++i) {
-        auto g = load_some<kPartial>(tag, grad + i * cell_step, count);
+        auto g = load_some<kPartial>(tag, grad + i * cell_step, first);
         hold(g);
         if constexpr (W::kInput) results[i] = hn::MulAdd(g, weight, results[i]);
         if constexpr (W::kWeight) sum = hn::MulAdd(g, inputs[i], sum);
@@ -110,7 +121,7 @@ HWY_INLINE void vector_of_cells(const GradientCells<E, T>& job, std::int64_t j, 
     E* const to = job.results + j * job.result_step + c;
 #pragma GCC unroll 4
     for (int i = 0; i < kCells; ++i) {
-      store_some<kPartial, kPastCaches>(tag, results[i], to + i * job.result_step, count);
+      store_some<kPartial, kPastCaches>(tag, results[i], to + i * job.result_step, first);
     }
   }
 }
