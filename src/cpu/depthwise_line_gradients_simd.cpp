@@ -120,8 +120,10 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
   // Of the last block's lanes, those of taps.
   constexpr Lanes kEveryStride = 0xffff / ((1U << kStride) - 1);
   const auto last_taps = static_cast<Lanes>(((1U << (job.taps - (blocks - 1) * kStride)) - 1) * kEveryStride);
-  // Of the two vectors at either end of a row.
-  Edge<kStride, kBlocks> edges[4];
+  // Whose lanes are all taps unless it is the last one of all.
+  const auto of_last_block = mask_of(tag, b + kBlocks == blocks ? last_taps : kAllLanes);
+  // Of the two vectors at either end of a row, which may begin at one of a few places.
+  Edge<kStride, kBlocks> edges[16];
   const auto places_from = [&](std::int64_t j) TCONV_LAMBDA {
     const std::int64_t place = (j + b) * kStride - job.pad;
     return lanes_between(-place, job.outputs - place);
@@ -146,7 +148,7 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
     }
   };
   const auto find_edge = [&](std::int64_t j) TCONV_LAMBDA -> const auto& {
-    auto& edge = edges[(2 * j > job.begin + job.end ? 2 : 0) + (j + kLanes) / kLanes % 2];
+    auto& edge = edges[(2 * j > job.begin + job.end ? 8 : 0) + ((j + kLanes) / 4 & 7)];
     if (!edge.is_known || edge.first != j) fill_edge(edge, j);
     return edge;
   };
@@ -263,7 +265,7 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
     // Cells from which a whole vector reads nothing that is not there: [low, high).
     const std::int64_t low = std::max(job.begin, (std::max<std::int64_t>(job.pad, 0) + kStride - 1) / kStride);
     std::int64_t high = std::min(job.end - kLanes, (job.outputs + job.pad - (kStride + 1) * kLanes) / kStride - b) + 1;
-    if (blocks * kStride != job.taps || job.outputs < (kStride + 1) * kLanes) high = low;
+    if (job.outputs < (kStride + 1) * kLanes) high = low;
     for (std::int64_t row = 0; row < job.rows && job.place >= 0; ++row) {
       const std::int64_t from = job.place + row * job.input_step + job.begin;
       std::int64_t j = job.begin - from % kLanes;
@@ -285,7 +287,10 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
           if constexpr (W::kWeight) x = hn::LoadU(tag, input + j);
           put(multiply(
                   x, [&](auto /*h*/, const T* from) TCONV_LAMBDA { return hn::LoadU(tag, from); },
-                  [](auto /*h*/, auto /*i*/, V v, V w, V sum) TCONV_LAMBDA { return hn::MulAdd(v, w, sum); }),
+                  [&](auto /*h*/, auto i, V v, V w, V sum) TCONV_LAMBDA {
+                    if constexpr (i < kBlocks - 1) return hn::MulAdd(v, w, sum);
+                    return add_product(of_last_block, v, w, sum);
+                  }),
               store_all);
         }
         if (j >= job.end) break;
