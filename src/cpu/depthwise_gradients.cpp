@@ -26,7 +26,7 @@ constexpr std::int64_t kMostSplits = 32;       // of the rows, each with sums of
 constexpr std::int64_t kShareOfPartials = 32;  // of the tensors, at most
 constexpr std::int64_t kFewTasks = 8;          // blocks of channels are smaller before there are fewer
 constexpr std::int64_t kCellsASum = 256;       // that are summed before the sum is added to that of others, about
-constexpr std::int64_t kNearBytes = 8 << 10;  // weights and sums of the channels that a row is computed for at a time
+constexpr std::int64_t kNearBytes = 8 << 10;   // weights and sums of the channels that a row is computed for at a time
 
 template <typename E, typename T>
 class DepthwiseGradients final : public Kernel {
@@ -251,7 +251,8 @@ class DepthwiseGradients final : public Kernel {
     thread_local Memory memory;
     // Sums of a few rows, which are added to the others then: long sums would lose digits.
     const std::int64_t sum_count = round_up(job.channels, kMostLanes) * taps_;
-    const std::int64_t units_a_sum = std::max<std::int64_t>(kCellsASum * std::ssize(segments_) / problem_.axes[2].input, 1);
+    const std::int64_t units_a_sum =
+        std::max<std::int64_t>(kCellsASum * std::ssize(segments_) / problem_.axes[2].input, 1);
     T* const sums = job.sums == nullptr ? nullptr : memory.sums.get(sum_count);
     enter(begin, memory.now);
     for (std::int64_t u = begin; u < end; ++u) {

@@ -234,7 +234,7 @@ class DepthwiseLineGradients final : public DepthwiseBoxes<DepthwiseLineGradient
   std::array<std::int64_t, kSpatialAxes> outputs_{};
   std::vector<std::pair<std::int64_t, std::int64_t>> depth_taps_;  // that reach each position
   std::vector<std::pair<std::int64_t, std::int64_t>> height_taps_;
-  const LineGradientOps<T>* ops_ = &line_gradient_ops<T>();        // of the instruction set that the plan is made for
+  const LineGradientOps<T>* ops_ = &line_gradient_ops<T>();  // of the instruction set that the plan is made for
   std::int64_t lanes_ = ops_->lanes;
   std::int64_t row_weights_ = 1;      // of a kernel row
   std::int64_t channel_weights_ = 1;  // of a channel

@@ -156,7 +156,7 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
     Asking asking(job.ahead, job.lines_ahead);
     const T* grad[kRows];  // of the vector of cells that comes next
     T* partial = job.partial_results;
-    V now[kRows];  // what the first block reads
+    V now[kRows];        // what the first block reads
     unsigned there = 0;  // kernel rows of which the row has something, as bits
     std::int64_t kernel_taps[kRows];
     kernel_taps[0] = r % job.kernel_height;
@@ -218,12 +218,10 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
     const auto multiply_edge = [&](const auto& edge, V x) TCONV_LAMBDA {
       return multiply(
           x,
-          [&](auto h, const T* from) TCONV_LAMBDA {
-            return hn::MaskedLoad(mask_of(tag, edge.places[h + 1]), tag, from);
-          },
-          [&](auto h, auto i, V v, V w, V sum) TCONV_LAMBDA {
-            return add_product(mask_of(tag, edge.pairs[h][i]), v, w, sum);
-          });
+          [&](auto h, const T* from)
+              TCONV_LAMBDA { return hn::MaskedLoad(mask_of(tag, edge.places[h + 1]), tag, from); },
+          [&](auto h, auto i, V v, V w, V sum)
+              TCONV_LAMBDA { return add_product(mask_of(tag, edge.pairs[h][i]), v, w, sum); });
     };
     if (job.place < 0) {
       // Short rows: the same few vectors in each of them.
@@ -297,14 +295,13 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
         const auto& edge = find_edge(j);
         auto x = hn::Zero(tag);
         if constexpr (W::kWeight) x = hn::MaskedLoad(mask_of(tag, edge.cells), tag, input + j);
-        put(multiply_edge(edge, x),
-            [&](V result) TCONV_LAMBDA {
-              if (j < job.begin || j + kLanes > job.end) {
-                hn::BlendedStore(result, mask_of(tag, edge.cells), tag, to + j);
-              } else {
-                store_all(result);
-              }
-            });
+        put(multiply_edge(edge, x), [&](V result) TCONV_LAMBDA {
+          if (j < job.begin || j + kLanes > job.end) {
+            hn::BlendedStore(result, mask_of(tag, edge.cells), tag, to + j);
+          } else {
+            store_all(result);
+          }
+        });
         j += kLanes;
       }
     }

@@ -27,8 +27,8 @@ struct GradientLines {
   std::int64_t kernel_row_count = 0;
   std::int64_t kernel_height = 1;
   const std::pair<std::int64_t, std::int64_t>* row_taps = nullptr;  // [first, last) of each row
-  std::int64_t stride = 1;  // 1, 2 or 4
-  std::int64_t taps = 1;    // of a kernel row
+  std::int64_t stride = 1;                                          // 1, 2 or 4
+  std::int64_t taps = 1;                                            // of a kernel row
   std::int64_t pad = 0;
   std::int64_t outputs = 0;
   const T* input = nullptr;

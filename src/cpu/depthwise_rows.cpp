@@ -257,7 +257,8 @@ class DepthwiseRows final : public Kernel {
   const T* in_place(const Band& band, std::int64_t first_cell, const E* image) const {
     if constexpr (std::is_same_v<E, T>) {
       const std::int64_t last = first_cell + piece_ + highest_ + 2 * kMostLanes;
-      if (one_piece() || band.sources() != 1 || first_cell + lowest_ < 0 || last > problem_.axes[2].input) return nullptr;
+      if (one_piece() || band.sources() != 1 || first_cell + lowest_ < 0 || last > problem_.axes[2].input)
+        return nullptr;
       const std::int64_t height = problem_.axes[1].input;
       const std::int64_t row = band.first_source;
       const Strides& strides = problem_.input_strides;
@@ -274,17 +275,25 @@ class DepthwiseRows final : public Kernel {
     const std::int64_t begin = one_piece() ? 0 : std::min(std::max<std::int64_t>(first_cell + lowest_, 0), width);
     const std::int64_t end = one_piece() ? width : std::clamp(first_cell + piece_ + highest_, begin, width);
     T* const from = source + lead_ - first_cell;  // position 0
-    const ElementOps<E, T>& ops = element_ops<E, T>();
-    for (std::int64_t i = 0; i < band.sources(); ++i) {
+    const auto row_at = [&](std::int64_t row) {
+      return image + row / height * strides[2] + row % height * strides[3] + begin;
+    };
+    for (std::int64_t i = 0; i < band.sources();) {
+      // Rows of one depth, which are as far apart as those of the image.
       const std::int64_t row = band.first_source + i;
-      const E* const values = image + row / height * strides[2] + row % height * strides[3] + begin;
+      const std::int64_t rows = std::min(band.sources() - i, height - row % height);
       T* const to = from + i * line_;
       if constexpr (std::is_same_v<E, T>) {
-        std::copy_n(values, end - begin, to + begin);
+        depthwise_row_ops<E, T>().copy_rows(row_at(row), strides[3], to + begin, line_, rows, end - begin);
       } else {
-        ops.load(values, 1, to + begin, 1, end - begin);
+        for (std::int64_t r = 0; r < rows; ++r) {
+          element_ops<E, T>().load(row_at(row + r), 1, to + r * line_ + begin, 1, end - begin);
+        }
       }
-      if (one_piece()) continue;
+      i += rows;
+    }
+    for (std::int64_t i = 0; i < band.sources() && !one_piece(); ++i) {
+      T* const to = from + i * line_;
       std::fill(source + i * line_, to + begin, T{0});
       std::fill(to + end, source + (i + 1) * line_, T{0});
     }

@@ -150,7 +150,8 @@ HWY_INLINE void weigh_column(const WeighLine<T>& job, std::int64_t j) {
       const V cells = hn::LoadU(tag, from + offsets[s]);
 #pragma GCC unroll 4
       for (int p = 0; p < kPhases; ++p) {
-        if (kPattern.steps > 0 ? kPattern.reads(s, p) : reads[s][p]) sums[p] = hn::MulAdd(cells, weights[s][p], sums[p]);
+        if (kPattern.steps > 0 ? kPattern.reads(s, p) : reads[s][p])
+          sums[p] = hn::MulAdd(cells, weights[s][p], sums[p]);
       }
     }
     put_phases<kPhases, kPastCaches>(tag, sums, to);
@@ -166,7 +167,15 @@ void weigh_cells(WeighLine<T> job) {
     for (; j + kTogether * kLanes <= job.cells; j += kTogether * kLanes) {
       weigh_piece<kPhases, kTogether, kPattern, kPastCaches>(job, j);
     }
-    for (; j < job.cells; j += kLanes) weigh_piece<kPhases, 1, kPattern, kPastCaches>(job, j);
+    // The last vector goes beyond the cells in any case.
+    if (kTogether > 2 && j + 3 * kLanes < job.cells) {
+      weigh_piece<kPhases, kTogether, kPattern, kPastCaches>(job, j);
+      continue;
+    }
+    for (; kTogether > 1 && j + kLanes < job.cells; j += 2 * kLanes) {
+      weigh_piece<kPhases, 2, kPattern, kPastCaches>(job, j);
+    }
+    if (j < job.cells) weigh_piece<kPhases, 1, kPattern, kPastCaches>(job, j);
   }
 }
 
@@ -224,9 +233,27 @@ void weigh_line(const WeighLine<T>& job) {
   }
 }
 
+template <typename T>
+void copy_rows(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t rows,
+               std::int64_t count) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  for (std::int64_t row = 0; row < rows; ++row, from += from_step, to += to_step) {
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+    if (i == count) continue;
+    if constexpr (kMaskedStores) {
+      const auto there = hn::FirstN(tag, static_cast<std::size_t>(count - i));
+      hn::BlendedStore(hn::MaskedLoad(there, tag, from + i), there, tag, to + i);
+    } else {
+      for (; i < count; ++i) to[i] = from[i];
+    }
+  }
+}
+
 template <typename E, typename T>
 DepthwiseRowOps<E, T> make_row_ops() {
-  return {static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>())), weigh_line<T>, put_row<E, T>};
+  return {static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>())), weigh_line<T>, put_row<E, T>, copy_rows<T>};
 }
 
 const DepthwiseRowOps<float, float>& float_rows() {

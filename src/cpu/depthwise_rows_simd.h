@@ -22,7 +22,8 @@ struct RowPattern {
 
   constexpr bool reads(int step, int phase) const { return (phases[step % steps] >> phase & 1) != 0; }
 };
-// Of two phases: stride 2, kernels 4 and 3 with a padding of 1, kernel 3, kernel 5 with a padding of 2, and even kernels.
+// Of two phases: stride 2, kernels 4 and 3 with a padding of 1, kernel 3, kernel 5 with a padding of 2, and even
+// kernels.
 inline constexpr std::array<RowPattern, 5> kRowPatterns = {
     {{3, {2, 3, 1}}, {2, {2, 3, 0}}, {2, {3, 1, 0}}, {3, {3, 3, 1}}, {1, {3, 0, 0}}}};
 
@@ -66,6 +67,10 @@ struct DepthwiseRowOps {
   void (*weigh_line)(const WeighLine<T>& job) = nullptr;
   // to[i] = from[i], rounded; from lies as far from a cache line as to does, where elements are of the same type.
   void (*put_row)(const T* from, E* to, std::int64_t count, bool past_caches) = nullptr;
+  // to[row to_step + i] = from[row from_step + i] for i in [0, count): short rows, for which a call each takes long,
+  // and long ones, which the C library would copy in a way that waits for memory.
+  void (*copy_rows)(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t rows,
+                    std::int64_t count) = nullptr;
 };
 
 template <typename E, typename T>
