@@ -57,7 +57,8 @@ class Depthwise final : public Kernel {
     const E* const source = static_cast<const E*>(buffers.input);
     E* const target = static_cast<E*>(buffers.output);
     const Sizes sizes = problem_.output_sizes();
-    job.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(target, sizes, problem_.output_strides);
+    job.past_caches = exceeds_caches(sizes, problem_.input_sizes(), sizeof(E)) &&
+                      has_whole_lines(target, sizes, problem_.output_strides);
     const std::int64_t rows = rows_of_task();
     for_each_task(execution, ceil_div(row_count_, rows), [&](std::int64_t task) {
       WeighCells<E, T> own = job;

@@ -90,7 +90,7 @@ class DepthwiseRows final : public Kernel {
   void run(const Buffers& buffers, const Execution& execution) const override {
     const auto* const bias = problem_.bias ? static_cast<const E*>(buffers.bias) : nullptr;
     const std::int64_t bands = std::ssize(bands_);
-    const bool past_caches = exceeds_caches(problem_.output_sizes(), sizeof(E));
+    const bool past_caches = exceeds_caches(problem_.output_sizes(), problem_.input_sizes(), sizeof(E));
     const std::int64_t pieces = ceil_div(cells_, piece_);
     const std::int64_t tasks = problem_.batch * problem_.in_channels * bands * pieces;
     // A few bands at a time: one may take less than a microsecond.
