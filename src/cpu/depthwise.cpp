@@ -57,11 +57,13 @@ class Depthwise final : public Kernel {
     const E* const source = static_cast<const E*>(buffers.input);
     E* const target = static_cast<E*>(buffers.output);
     const Sizes sizes = problem_.output_sizes();
-    job.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(target, sizes, problem_.output_strides);
-    parallel_for(execution, row_count_, grain(), [&](std::int64_t begin, std::int64_t end) {
+    job.past_caches = exceeds_caches(sizes, problem_.input_sizes(), sizeof(E)) &&
+                      has_whole_lines(target, sizes, problem_.output_strides);
+    const std::int64_t rows = rows_of_task();
+    for_each_task(execution, ceil_div(row_count_, rows), [&](std::int64_t task) {
       WeighCells<E, T> own = job;
       std::vector<RowTap> taps;
-      for (std::int64_t row = begin; row < end; ++row) {
+      for (std::int64_t row = task * rows; row < std::min((task + 1) * rows, row_count_); ++row) {
         const auto [from, to] = enter_row(row, taps);
         for_each_piece(taps, [&](const AxisTarget& width, std::int64_t first, std::int64_t cells, const Taps& pieces) {
           own.from = source + from;
@@ -103,9 +105,12 @@ class Depthwise final : public Kernel {
   };
 
   std::int64_t channels() const { return problem_.in_channels; }
-  // Rows that are worth a thread.
-  std::int64_t grain() const {
-    return std::max<std::int64_t>((1 << 14) / std::max<std::int64_t>(maps_[2].cells * channels(), 1), 1);
+  // Rows that are worth a thread, and more where there are many: a thread that is held up holds up no other.
+  std::int64_t rows_of_task() const {
+    constexpr std::int64_t kElements = 1 << 14;
+    constexpr std::int64_t kTasksWanted = 32;
+    const std::int64_t row = maps_[2].cells * channels();
+    return std::max(ceil_div(kElements, std::max<std::int64_t>(row, 1)), ceil_div(row_count_, kTasksWanted));
   }
 
   template <typename Visit>

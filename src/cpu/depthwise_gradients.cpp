@@ -25,12 +25,14 @@ namespace {
 constexpr std::int64_t kMostSplits = 32;       // of the rows, each with sums of its own
 constexpr std::int64_t kShareOfPartials = 32;  // of the tensors, at most
 constexpr std::int64_t kFewTasks = 8;          // blocks of channels are smaller before there are fewer
+constexpr std::int64_t kCellsASum = 256;       // that are summed before the sum is added to that of others, about
+constexpr std::int64_t kNearBytes = 8 << 10;   // weights and sums of the channels that a row is computed for at a time
 
 template <typename E, typename T>
 class DepthwiseGradients final : public Kernel {
  public:
   explicit DepthwiseGradients(const Problem& problem)
-      : problem_(problem), tap_size_(round_up(problem.in_channels, kMostLanes)) {
+      : problem_(problem), padded_channels_(round_up(problem.in_channels, kMostLanes)) {
     const auto& [depth, height, width] = problem.axes;
     taps_ = depth.kernel * height.kernel * width.kernel;
     // What the cells of a row read, and what those of the next one will read beyond that, fits half of the L2 cache.
@@ -41,6 +43,8 @@ class DepthwiseGradients final : public Kernel {
         static_cast<double>(width.stride) / (static_cast<double>(height.kernel) + static_cast<double>(height.stride)));
     block_ = std::max(fit / std::min(width.input, kFewCells) / kLeast * kLeast, kLeast);
     block_ = block_ >= channels() ? channels() : round_up(ceil_div(channels(), ceil_div(channels(), block_)), kLeast);
+    const std::int64_t near = kNearBytes / static_cast<std::int64_t>(2 * sizeof(T)) / taps_;
+    near_ = std::max(std::min(near, block_) / kLeast * kLeast, kLeast);
     cut_row(std::max<std::int64_t>(fit / block_, 1));
     units_ = problem.batch * std::ssize(segments_) * depth.input * height.input;
     const std::int64_t elements = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
@@ -109,10 +113,11 @@ class DepthwiseGradients final : public Kernel {
     }
   };
   struct Memory {
-    Scratch<T> results;
+    Scratch<T> sums;
     Unit now;
     Unit next;
-    std::vector<Strip> strips;
+    std::vector<CellsAhead<E>> ahead;           // from the first cell of a unit on
+    std::vector<CellsAhead<E>> ahead_of_piece;  // of it
   };
   struct Job {
     const E* grad = nullptr;
@@ -127,7 +132,8 @@ class DepthwiseGradients final : public Kernel {
   };
 
   std::int64_t channels() const { return problem_.in_channels; }
-  std::int64_t weights() const { return taps_ * tap_size_; }
+  std::int64_t weights() const { return taps_ * padded_channels_; }
+  std::int64_t block_size() const { return taps_ * kMostLanes; }  // of the weights of kMostLanes channels
 
   void cut_row(std::int64_t most) {
     const Axis& width = problem_.axes[2];
@@ -165,7 +171,7 @@ class DepthwiseGradients final : public Kernel {
       for (std::int64_t kh = first_h; kh < last_h; ++kh) {
         const std::int64_t h = unit.height * height.stride - height.pad_begin + kh * height.dilation;
         unit.rows.push_back({d * problem_.output_strides[2] + h * problem_.output_strides[3],
-                             (kd * height.kernel + kh) * width.kernel * tap_size_});
+                             (kd * height.kernel + kh) * width.kernel * kMostLanes});
       }
     }
   }
@@ -187,9 +193,12 @@ class DepthwiseGradients final : public Kernel {
       const Sizes sizes = problem.input_sizes();
       all.past_caches = exceeds_caches(sizes, sizeof(E)) && has_whole_lines(all.results, sizes, problem.input_strides);
       for_each_weight(problem, static_cast<const E*>(of_input->weight), [&](const E* weight, std::int64_t tap) {
-        T* const to = workspace + tap * tap_size_;
-        element_ops<E, T>().load(weight, problem.weight_strides[0], to, 1, channels());
-        std::fill(to + channels(), to + tap_size_, T{0});
+        for_each_block([&](std::int64_t first, std::int64_t count) {
+          T* const to = workspace + first * taps_ + tap * kMostLanes;
+          const std::int64_t step = problem.weight_strides[0];
+          element_ops<E, T>().load(weight + first * step, step, to, 1, count);
+          std::fill(to + count, to + kMostLanes, T{0});
+        });
       });
     }
     const std::int64_t blocks = ceil_div(channels(), block_);
@@ -199,10 +208,8 @@ class DepthwiseGradients final : public Kernel {
       job.first_channel = task % blocks * block_;
       job.channels = std::min(block_, channels() - job.first_channel);
       if (of_weight != nullptr) {
-        job.sums = sums + split * weights();
-        for (std::int64_t tap = 0; tap < taps_; ++tap) {
-          std::fill_n(job.sums + tap * tap_size_ + job.first_channel, round_up(job.channels, kMostLanes), T{0});
-        }
+        job.sums = sums + split * weights() + job.first_channel * taps_;
+        std::fill_n(job.sums, round_up(job.channels, kMostLanes) * taps_, T{0});
       }
       run_units(job, units_ * split / splits_, units_ * (split + 1) / splits_);
       if (job.past_caches) hwy::FlushStream();  // before another thread reads the results
@@ -213,8 +220,17 @@ class DepthwiseGradients final : public Kernel {
       for (std::int64_t i = 0; i < weights(); ++i) sums[i] += more[i];
     }
     for_each_weight(problem_, static_cast<E*>(of_weight->weight), [&](E* weight, std::int64_t tap) {
-      element_ops<E, T>().store(sums + tap * tap_size_, 1, weight, problem_.weight_strides[0], channels(), T{0});
+      for_each_block([&](std::int64_t first, std::int64_t count) {
+        const std::int64_t step = problem_.weight_strides[0];
+        element_ops<E, T>().store(sums + first * taps_ + tap * kMostLanes, 1, weight + first * step, step, count, T{0});
+      });
     });
+  }
+
+  // Channels whose weights lie side by side: [channel / kMostLanes][tap][channel % kMostLanes].
+  template <typename Visit>
+  void for_each_block(const Visit& visit) const {
+    for (std::int64_t c = 0; c < channels(); c += kMostLanes) visit(c, std::min(kMostLanes, channels() - c));
   }
 
   template <typename Weight, typename Visit>
@@ -233,94 +249,98 @@ class DepthwiseGradients final : public Kernel {
 
   void run_units(const Job& job, std::int64_t begin, std::int64_t end) const {
     thread_local Memory memory;
-    const DepthwiseGradientOps<E, T>& ops = depthwise_gradient_ops<E, T>();
-    const Axis& width = problem_.axes[2];
-    const Strides& grad_strides = problem_.output_strides;
-    const Strides& input_strides = problem_.input_strides;
-    const std::int64_t c = job.first_channel;
-    GradientCells<E, T> part;
-    part.cell_step = width.input > 1 ? width.stride * grad_strides[4] : 0;
-    part.tap_step = width.kernel > 1 ? width.dilation * grad_strides[4] : 0;
-    part.input_step = input_strides[4];
-    part.tap_size = tap_size_;
-    part.channels = job.channels;
+    // Sums of a few rows, which are added to the others then: long sums would lose digits.
+    const std::int64_t sum_count = round_up(job.channels, kMostLanes) * taps_;
+    const std::int64_t units_a_sum =
+        std::max<std::int64_t>(kCellsASum * std::ssize(segments_) / problem_.axes[2].input, 1);
+    T* const sums = job.sums == nullptr ? nullptr : memory.sums.get(sum_count);
     enter(begin, memory.now);
     for (std::int64_t u = begin; u < end; ++u) {
-      memory.strips.clear();
+      memory.ahead.clear();
       if (u + 1 < end) {
         enter(u + 1, memory.next);
         plan_ahead(job, memory);
       }
-      const Unit& unit = memory.now;
-      const Segment& segment = segments_[unit.segment];
-      const std::int64_t cells = segment.end - segment.begin;
-      part.lines_ahead = lines_at_a_time(memory.strips, std::ssize(unit.rows) * width.kernel,
-                                         cells * ceil_div(job.channels, kMostLanes));
-      memory.strips.emplace_back();
-      part.ahead = memory.strips.data();
-      T* const results = memory.results.get(cells * round_up(job.channels, kMostLanes));
-      part.result_step = cells * kMostLanes;
-      part.rows = unit.rows.data();
-      part.row_count = std::ssize(unit.rows);
-      for (const Piece& piece : segment.pieces) {
-        const std::int64_t place = piece.first * width.stride - width.pad_begin + piece.first_tap * width.dilation;
-        part.grad = job.grad + unit.image * grad_strides[0] + place * grad_strides[4] + c;
-        if (job.input != nullptr) {
-          part.input = job.input + unit.in(input_strides) + piece.first * input_strides[4] + c;
-          part.sums = job.sums + piece.first_tap * tap_size_ + c;
-        }
-        part.weights = job.weights + piece.first_tap * tap_size_ + c;
-        if (job.results != nullptr) part.results = results + (piece.first - segment.begin) * kMostLanes;
-        part.taps = piece.taps;
-        part.cells = piece.cells;
-        ops.cells(part);
+      if (sums != nullptr && (u - begin) % units_a_sum == 0) std::fill_n(sums, sum_count, T{0});
+      for (std::int64_t c = 0; c < job.channels; c += near_) {
+        run_unit(job, memory, c, std::min(near_, job.channels - c), sums);
       }
-      if (job.results != nullptr) {
-        const Strides& strides = job.result_strides;
-        E* const to = job.results + unit.in(strides) + segment.begin * strides[4] + c;
-        ops.put_cells(results, part.result_step, to, strides[4], cells, job.channels, job.past_caches);
+      if (sums != nullptr && ((u + 1 - begin) % units_a_sum == 0 || u + 1 == end)) {
+        for (std::int64_t i = 0; i < sum_count; ++i) job.sums[i] += sums[i];
       }
       std::swap(memory.now, memory.next);
     }
   }
 
-  // What the next unit reads and this one does not, where all channels of its cells are read.
+  // `count` channels from the job's channel `first` on.
+  void run_unit(const Job& job, Memory& memory, std::int64_t first, std::int64_t count, T* sums) const {
+    const Axis& width = problem_.axes[2];
+    const Strides& grad_strides = problem_.output_strides;
+    const Unit& unit = memory.now;
+    const Segment& segment = segments_[unit.segment];
+    const std::int64_t c = job.first_channel + first;
+    GradientCells<E, T> part;
+    part.cell_step = width.input > 1 ? width.stride * grad_strides[4] : 0;
+    part.tap_step = width.kernel > 1 ? width.dilation * grad_strides[4] : 0;
+    part.input_step = problem_.input_strides[4];
+    part.block_size = block_size();
+    part.channels = count;
+    part.rows = unit.rows.data();
+    part.row_count = std::ssize(unit.rows);
+    part.result_step = job.result_strides[4];
+    part.past_caches = job.past_caches;
+    std::vector<CellsAhead<E>>& ahead = memory.ahead_of_piece;
+    for (const Piece& piece : segment.pieces) {
+      const std::int64_t place = piece.first * width.stride - width.pad_begin + piece.first_tap * width.dilation;
+      const std::int64_t tap = piece.first_tap * kMostLanes;
+      part.grad = job.grad + unit.image * grad_strides[0] + place * grad_strides[4] + c;
+      if (job.input != nullptr) {
+        part.input = job.input + unit.in(problem_.input_strides) + piece.first * problem_.input_strides[4] + c;
+        part.sums = sums + first * taps_ + tap;
+      }
+      part.weights = job.weights + c * taps_ + tap;
+      if (job.results != nullptr) {
+        part.results = job.results + unit.in(job.result_strides) + piece.first * job.result_strides[4] + c;
+      }
+      part.taps = piece.taps;
+      part.cells = piece.cells;
+      ahead = memory.ahead;
+      for (CellsAhead<E>& row : ahead) row.from += (piece.first - segment.begin) * row.cell_step + first;
+      part.ahead = ahead.data();
+      part.ahead_count = std::ssize(ahead);
+      depthwise_gradient_ops<E, T>().cells(part);
+    }
+  }
+
+  // What the next unit reads and this one does not.
   void plan_ahead(const Job& job, Memory& memory) const {
     const Axis& width = problem_.axes[2];
     const Unit& now = memory.now;
     const Unit& next = memory.next;
-    const Segment& segment = segments_[next.segment];
-    const auto add = [&](const E* row, std::int64_t first, std::int64_t last, std::int64_t step) {
-      if (step != job.channels || first >= last) return;
-      const auto* const begin = reinterpret_cast<const char*>(row + first * step);
-      const auto* const end = reinterpret_cast<const char*>(row + last * step);
-      if (!memory.strips.empty() && memory.strips.back().end == begin) {
-        memory.strips.back().end = end;
-      } else {
-        memory.strips.push_back({begin, end});
-      }
-    };
-    const Strides& grad_strides = problem_.output_strides;
-    const std::int64_t first = segment.begin * width.stride - width.pad_begin;
-    const std::int64_t last = (segment.end - 1) * width.stride - width.pad_begin + (width.kernel - 1) * width.dilation;
+    const std::int64_t first_cell = segments_[next.segment].begin;
+    const std::int64_t step = problem_.output_strides[4];
+    const E* const grad = job.grad + next.image * problem_.output_strides[0] +
+                          (first_cell * width.stride - width.pad_begin) * step + job.first_channel;
     for (const KernelRow& row : next.rows) {
       const auto same = [&](const KernelRow& other) { return other.offset == row.offset; };
       if (next.image == now.image && next.segment == now.segment &&
           std::any_of(now.rows.begin(), now.rows.end(), same)) {
         continue;
       }
-      add(job.grad + next.image * grad_strides[0] + row.offset, std::max<std::int64_t>(first, 0),
-          std::min(last + 1, width.output()), grad_strides[4]);
+      memory.ahead.push_back({grad + row.offset, width.stride * step, std::min(width.stride, width.kernel), step});
     }
     if (job.input != nullptr) {
-      add(job.input + next.in(problem_.input_strides), segment.begin, segment.end, problem_.input_strides[4]);
+      const std::int64_t cell_step = problem_.input_strides[4];
+      memory.ahead.push_back(
+          {job.input + next.in(problem_.input_strides) + first_cell * cell_step + job.first_channel, cell_step, 1, 0});
     }
   }
 
   Problem problem_;
-  std::int64_t tap_size_ = 1;  // elements of the weights, or the sums, of a tap
+  std::int64_t padded_channels_ = 1;
   std::int64_t taps_ = 1;
-  std::int64_t block_ = 1;  // channels
+  std::int64_t block_ = 1;  // channels of a task
+  std::int64_t near_ = 1;   // of which as many are computed at a time
   std::vector<Segment> segments_;
   std::int64_t units_ = 0;
   std::int64_t splits_ = 1;

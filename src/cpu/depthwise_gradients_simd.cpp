@@ -21,14 +21,24 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// `count` elements; zeros beyond them, where nothing is read.
+// The first elements of a vector, as a mask where memory may be read by one.
+template <class D>
+struct First {
+  std::int64_t count;
+  hn::Mask<D> mask;
+
+  HWY_INLINE First(D tag, std::int64_t elements)
+      : count(elements), mask(hn::FirstN(tag, static_cast<std::size_t>(elements))) {}
+};
+
+// These elements; zeros beyond them, where nothing is read.
 template <bool kPartial, typename E, class D>
-HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, std::int64_t count) {
+HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, const First<D>& first) {
   using T = hn::TFromD<D>;
   if constexpr (std::is_same_v<E, T> && !kPartial) {
     return hn::LoadU(tag, from);
   } else if constexpr (std::is_same_v<E, T> && kMaskedStores) {
-    return hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(count)), tag, from);
+    return hn::MaskedLoad(first.mask, tag, from);
   } else if constexpr (std::is_same_v<E, BFloat16> && !kPartial) {
     const hn::Rebind<std::uint16_t, D> bits;
     const hn::RebindToUnsigned<D> wide;
@@ -37,137 +47,113 @@ HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, std::int64_t count) {
   } else {
     constexpr std::int64_t kLanes = hn::MaxLanes(D());
     T values[kLanes] = {};
-    for (std::int64_t i = 0; i < (kPartial ? count : kLanes); ++i) values[i] = widen<E, T>(from[i]);
+    for (std::int64_t i = 0; i < (kPartial ? first.count : kLanes); ++i) values[i] = widen<E, T>(from[i]);
     return hn::LoadU(tag, values);
   }
 }
 
-// Taps [t, t + kTaps) of the kernel rows [r, r + kRows), for one vector of channels, of which `count` are there. The
-// results of other taps are there already unless these are the first.
-template <int kRows, int kTaps, class W, bool kPartial, typename E, typename T>
-HWY_INLINE void taps_of_cells(GradientCells<E, T>& job, std::int64_t r, std::int64_t t, std::int64_t c,
-                              std::int64_t count) {
+// The same elements, rounded.
+template <bool kPartial, bool kPastCaches, typename E, class D>
+HWY_INLINE void store_some(D tag, hn::Vec<D> vector, E* to, const First<D>& first) {
+  using T = hn::TFromD<D>;
+  if constexpr (std::is_same_v<E, T> && !kPartial) {
+    kPastCaches ? hn::Stream(vector, tag, to) : hn::StoreU(vector, tag, to);
+  } else if constexpr (std::is_same_v<E, T> && kMaskedStores) {
+    hn::BlendedStore(vector, first.mask, tag, to);
+  } else {
+    T values[hn::MaxLanes(D())];
+    hn::StoreU(vector, tag, values);
+    for (std::int64_t i = 0; i < first.count; ++i) to[i] = narrow<E, T>(values[i]);
+  }
+}
+
+// Asks for what later cells read where the cells [j, j + kCells) read, into the L2 cache.
+template <int kCells, typename E>
+HWY_INLINE void ask_for_cells(const CellsAhead<E>& ahead, std::int64_t j, std::int64_t c) {
+  const E* from = ahead.from + j * ahead.cell_step + c;
+  for (int i = 0; i < kCells; ++i, from += ahead.cell_step) {
+    for (std::int64_t p = 0; p < ahead.positions; ++p) __builtin_prefetch(from + p * ahead.step, 0, 2);
+  }
+}
+
+// One vector of channels, of which `count` are there, of the cells [j, j + kCells). Weights and sums come from the L1
+// cache, once for all of these cells.
+template <int kCells, class W, bool kPartial, bool kPastCaches, typename E, typename T>
+HWY_INLINE void vector_of_cells(const GradientCells<E, T>& job, std::int64_t j, std::int64_t c, std::int64_t count) {
   const hn::ScalableTag<T> tag;
-  hn::Vec<decltype(tag)> weights[kRows][kTaps];
-  hn::Vec<decltype(tag)> sums[kRows][kTaps];
-  const E* grad[kRows];
-  for (int k = 0; k < kRows; ++k) {
-    grad[k] = job.grad + job.rows[r + k].offset + t * job.tap_step + c;
-    for (int i = 0; i < kTaps; ++i) {
-      const std::int64_t place = job.rows[r + k].place + (t + i) * job.tap_size + c;
-      if constexpr (W::kInput) weights[k][i] = hn::LoadU(tag, job.weights + place);
-      sums[k][i] = hn::Zero(tag);
+  using V = hn::Vec<decltype(tag)>;
+  const First<hn::ScalableTag<T>> first(tag, count);
+  const std::int64_t place = c / kMostLanes * job.block_size + c % kMostLanes;
+  const std::int64_t cell_step = job.cell_step;
+  const std::int64_t taps = job.taps;
+  V inputs[kCells];
+  V results[kCells];
+#pragma GCC unroll 4
+  for (int i = 0; i < kCells; ++i) {
+    if constexpr (W::kWeight) inputs[i] = load_some<kPartial>(tag, job.input + (j + i) * job.input_step + c, first);
+    results[i] = hn::Zero(tag);
+  }
+  std::int64_t asked = 0;
+  for (std::int64_t r = 0; r < job.row_count; ++r) {
+    const E* grad = job.grad + job.rows[r].offset + j * cell_step + c;
+    const T* weights = W::kInput ? job.weights + job.rows[r].place + place : nullptr;
+    T* sums = W::kWeight ? job.sums + job.rows[r].place + place : nullptr;
+    for (std::int64_t t = 0; t < taps; ++t, grad += job.tap_step) {
+      V weight;
+      V sum;
+      if constexpr (W::kInput) weight = hn::LoadU(tag, weights + t * kMostLanes);
+      if constexpr (W::kWeight) sum = hn::LoadU(tag, sums + t * kMostLanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < kCells; ++i) {
+        auto g = load_some<kPartial>(tag, grad + i * cell_step, first);
+        hold(g);
+        if constexpr (W::kInput) results[i] = hn::MulAdd(g, weight, results[i]);
+        if constexpr (W::kWeight) sum = hn::MulAdd(g, inputs[i], sum);
+      }
+      if constexpr (W::kWeight) hn::StoreU(sum, tag, sums + t * kMostLanes);
+    }
+    // A part of them after each row: more at once wait for each other.
+    for (const std::int64_t end = job.ahead_count * (r + 1) / job.row_count; asked < end; ++asked) {
+      ask_for_cells<kCells>(job.ahead[asked], j, c);
     }
   }
-  {
-    Asking asking(job.ahead, job.lines_ahead);
-    const bool more = r > 0 || t > 0;
-    const E* input = W::kWeight ? job.input + c : nullptr;
-    T* results = W::kInput ? job.results + c / kMostLanes * job.result_step + c % kMostLanes : nullptr;
-    const std::int64_t tap_step = job.tap_step;
-    for (std::int64_t j = 0; j < job.cells; ++j) {
-      asking.ask();
-      auto x = hn::Zero(tag);
-      hn::Vec<decltype(tag)> result[kRows];
-      if constexpr (W::kWeight) x = load_some<kPartial>(tag, input, count);
-      for (int k = 0; k < kRows; ++k) result[k] = hn::Zero(tag);
-      if constexpr (W::kInput) {
-        if (more) result[0] = hn::LoadU(tag, results);
-      }
-      for (int k = 0; k < kRows; ++k) {
-        for (int i = 0; i < kTaps; ++i) {
-          auto g = load_some<kPartial>(tag, grad[k] + i * tap_step, count);
-          hold(g);
-          if constexpr (W::kInput) result[k] = hn::MulAdd(g, weights[k][i], result[k]);
-          if constexpr (W::kWeight) sums[k][i] = hn::MulAdd(g, x, sums[k][i]);
-        }
-        grad[k] += job.cell_step;
-      }
-      if constexpr (W::kInput) {
-        if constexpr (kRows == 2) result[0] = hn::Add(result[0], result[1]);
-        hn::StoreU(result[0], tag, results);
-        results += kMostLanes;
-      }
-      if constexpr (W::kWeight) input += job.input_step;
-    }
-  }
-  if constexpr (W::kWeight) {
-    for (int k = 0; k < kRows; ++k) {
-      for (int i = 0; i < kTaps; ++i) {
-        T* const place = job.sums + job.rows[r + k].place + (t + i) * job.tap_size + c;
-        hn::StoreU(hn::Add(hn::LoadU(tag, place), sums[k][i]), tag, place);
-      }
+  if constexpr (W::kInput) {
+    E* const to = job.results + j * job.result_step + c;
+#pragma GCC unroll 4
+    for (int i = 0; i < kCells; ++i) {
+      store_some<kPartial, kPastCaches>(tag, results[i], to + i * job.result_step, first);
     }
   }
 }
 
-// All taps of kRows kernel rows.
-template <int kRows, class W, bool kPartial, typename E, typename T>
-HWY_INLINE void rows_of_cells(GradientCells<E, T>& job, std::int64_t r, std::int64_t c, std::int64_t count) {
-  constexpr int kMost = kTogether / kRows;
-  std::int64_t t = 0;
-  for (; t + kMost <= job.taps; t += kMost) taps_of_cells<kRows, kMost, W, kPartial>(job, r, t, c, count);
-  if constexpr (kMost > 4) {
-    for (; t + 4 <= job.taps; t += 4) taps_of_cells<kRows, 4, W, kPartial>(job, r, t, c, count);
-  }
-  if constexpr (kMost > 2) {
-    if (t + 3 == job.taps) return taps_of_cells<kRows, 3, W, kPartial>(job, r, t, c, count);
-    if (t + 2 == job.taps) return taps_of_cells<kRows, 2, W, kPartial>(job, r, t, c, count);
-  }
-  if (t < job.taps) taps_of_cells<kRows, 1, W, kPartial>(job, r, t, c, count);
-}
-
-template <class W, bool kPartial, typename E, typename T>
-void vector_of_cells(GradientCells<E, T>& job, std::int64_t c, std::int64_t count) {
-  std::int64_t r = 0;
-  if (job.taps <= kTogether / 2) {
-    for (; r + 2 <= job.row_count; r += 2) rows_of_cells<2, W, kPartial>(job, r, c, count);
-  }
-  for (; r < job.row_count; ++r) rows_of_cells<1, W, kPartial>(job, r, c, count);
-}
-
-template <class W, typename E, typename T>
-void gradients_of_cells(GradientCells<E, T>& job) {
+template <int kCells, class W, bool kPastCaches, typename E, typename T>
+HWY_INLINE void some_cells(const GradientCells<E, T>& job, std::int64_t j) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  if (W::kInput && (job.taps == 0 || job.row_count == 0)) {
-    for (std::int64_t c = 0; c < job.channels; c += kMostLanes) {
-      std::fill_n(job.results + c / kMostLanes * job.result_step, job.cells * kMostLanes, T{0});
-    }
-    return;
-  }
   std::int64_t c = 0;
-  for (; c + kLanes <= job.channels; c += kLanes) vector_of_cells<W, false>(job, c, kLanes);
-  if (c < job.channels) vector_of_cells<W, true>(job, c, job.channels - c);
+  for (; c + kLanes <= job.channels; c += kLanes) vector_of_cells<kCells, W, false, kPastCaches>(job, j, c, kLanes);
+  if (c < job.channels) vector_of_cells<kCells, W, true, false>(job, j, c, job.channels - c);
 }
 
-template <typename E, typename T>
-void put_cells(const T* results, std::int64_t result_step, E* to, std::int64_t to_step, std::int64_t cells,
-               std::int64_t channels, bool past_caches) {
-  for (std::int64_t j = 0; j < cells; ++j, results += kMostLanes, to += to_step) {
-    std::int64_t c = 0;
-    for (; c + kMostLanes <= channels; c += kMostLanes) {
-      const T* const from = results + c / kMostLanes * result_step;
-      if constexpr (std::is_same_v<E, T>) {
-        const hn::ScalableTag<T> tag;
-        constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-        for (std::int64_t v = 0; v < kMostLanes; v += kLanes) {
-          const auto vector = hn::LoadU(tag, from + v);
-          past_caches ? hn::Stream(vector, tag, to + c + v) : hn::StoreU(vector, tag, to + c + v);
-        }
-      } else {
-        for (std::int64_t i = 0; i < kMostLanes; ++i) to[c + i] = narrow<E, T>(from[i]);
-      }
-    }
-    const T* const from = results + c / kMostLanes * result_step;
-    for (std::int64_t i = 0; c + i < channels; ++i) to[c + i] = narrow<E, T>(from[i]);
+template <class W, bool kPastCaches, typename E, typename T>
+void gradients_of_cells(const GradientCells<E, T>& job) {
+  std::int64_t j = 0;
+  for (; j + 4 <= job.cells; j += 4) some_cells<4, W, kPastCaches>(job, j);
+  if (j + 2 <= job.cells) {
+    some_cells<2, W, kPastCaches>(job, j);
+    j += 2;
   }
+  if (j < job.cells) some_cells<1, W, kPastCaches>(job, j);
 }
 
 template <typename E, typename T>
-void cells(GradientCells<E, T>& job) {
-  if (job.sums == nullptr) return gradients_of_cells<Wanted<true, false>>(job);
-  if (job.results == nullptr) return gradients_of_cells<Wanted<false, true>>(job);
-  gradients_of_cells<Wanted<true, true>>(job);
+void cells(const GradientCells<E, T>& job) {
+  if (job.results == nullptr) return gradients_of_cells<Wanted<false, true>, false>(job);
+  if (job.sums == nullptr) {
+    return job.past_caches ? gradients_of_cells<Wanted<true, false>, true>(job)
+                           : gradients_of_cells<Wanted<true, false>, false>(job);
+  }
+  job.past_caches ? gradients_of_cells<Wanted<true, true>, true>(job)
+                  : gradients_of_cells<Wanted<true, true>, false>(job);
 }
 
 // kTaps taps of all rows. The results of other taps are there already unless these are the first.
@@ -386,7 +372,7 @@ void sum_lanes(const T* sums, std::int64_t count, T* to) {
 
 template <typename E, typename T>
 DepthwiseGradientOps<E, T> make_ops() {
-  return {cells<E, T>, put_cells<E, T>, rows<T>, split<E, T>, put_rows<E, T>, sum_lanes<T>};
+  return {cells<E, T>, rows<T>, split<E, T>, put_rows<E, T>, sum_lanes<T>};
 }
 
 const DepthwiseGradientOps<float, float>& float_gradients() {

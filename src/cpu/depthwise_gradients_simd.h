@@ -25,15 +25,23 @@ inline std::int64_t lines_at_a_time(const std::vector<Strip>& strips, std::int64
 }
 
 // Vectors along the channels, for c in [0, channels), j in [0, cells), kernel rows r and their taps t:
-//   result(j, c)                          = sum over r and t of  g(r, t, j, c) weights[rows[r].place + t tap_size + c]
-//   sums[rows[r].place + t tap_size + c] += sum over j of        g(r, t, j, c) input[j input_step + c]
+//   results[j result_step + c]     = sum over r and t of  g(r, t, j, c) weights[place(r, t, c)]
+//   sums[place(r, t, c)]          += sum over j of        g(r, t, j, c) input[j input_step + c]
 //   g(r, t, j, c) = grad[rows[r].offset + t tap_step + j cell_step + c]
-// Results lie as [c / kMostLanes][j][c % kMostLanes], their blocks result_step apart: lines that are as far apart as
-// cells of a tensor compete for few places of the cache. Weights, sums and results are filled up to kMostLanes. Left
-// out where results or sums are nullptr.
+//   place(r, t, c) = c / kMostLanes block_size + rows[r].place + t kMostLanes + c % kMostLanes
+// Weights and sums are filled up to kMostLanes. Left out where results or sums are nullptr.
 struct KernelRow {
   std::int64_t offset = 0;
   std::int64_t place = 0;
+};
+
+// What later cells will read: `positions` of every cell j, from[j cell_step + p step + c].
+template <typename E>
+struct CellsAhead {
+  const E* from = nullptr;
+  std::int64_t cell_step = 0;
+  std::int64_t positions = 1;
+  std::int64_t step = 0;
 };
 
 template <typename E, typename T>
@@ -44,17 +52,18 @@ struct GradientCells {
   const E* input = nullptr;
   std::int64_t input_step = 0;
   const T* weights = nullptr;
-  std::int64_t tap_size = 0;
+  std::int64_t block_size = 0;
   const KernelRow* rows = nullptr;
   std::int64_t row_count = 0;
   std::int64_t taps = 0;  // of a row
   std::int64_t cells = 0;
   std::int64_t channels = 0;
-  T* results = nullptr;
+  E* results = nullptr;
   std::int64_t result_step = 0;
+  bool past_caches = false;  // `results` and their steps are whole cache lines, which nobody reads soon
   T* sums = nullptr;
-  Strip* ahead = nullptr;        // strips, the last one without an end
-  std::int64_t lines_ahead = 1;  // that are asked for at a time, one to four
+  const CellsAhead<E>* ahead = nullptr;  // asked for in turn, while kernel rows are multiplied
+  std::int64_t ahead_count = 0;
 };
 
 // Vectors along rows, for j in [0, cells) of each row:
@@ -105,10 +114,7 @@ struct PutRows {
 
 template <typename E, typename T>
 struct DepthwiseGradientOps {
-  void (*cells)(GradientCells<E, T>& job) = nullptr;
-  // Results as above into a row of cells, to_step apart, rounded; past_caches: they are whole cache lines.
-  void (*put_cells)(const T* results, std::int64_t result_step, E* to, std::int64_t to_step, std::int64_t cells,
-                    std::int64_t channels, bool past_caches) = nullptr;
+  void (*cells)(const GradientCells<E, T>& job) = nullptr;
   void (*rows)(GradientRows<T>& job) = nullptr;
   void (*split)(const SplitRows<E, T>& job) = nullptr;
   void (*put_rows)(const PutRows<E, T>& job) = nullptr;

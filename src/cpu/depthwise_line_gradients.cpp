@@ -17,7 +17,7 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kBandWanted = std::int64_t{1} << 12;   // elements of the gradient of the output, about
+constexpr std::int64_t kBandWanted = std::int64_t{1} << 13;   // elements of the gradient of the output, about
 constexpr std::int64_t kMostWeights = std::int64_t{1} << 14;  // of a task, with the lanes that repeat them
 constexpr std::int64_t kSegmentUnit = 64;                     // cells
 
@@ -30,27 +30,18 @@ class DepthwiseLineGradients final : public DepthwiseBoxes<DepthwiseLineGradient
     const auto& [depth, height, width] = problem.axes;
     for (int a = 0; a < kSpatialAxes; ++a) outputs_[a] = problem.axes[a].output();
     for (std::int64_t d = 0; d < depth.input; ++d) depth_taps_.push_back(taps_that_reach(depth, d));
+    for (std::int64_t h = 0; h < height.input; ++h) height_taps_.push_back(taps_that_reach(height, h));
     row_weights_ = blocks_of(width) * lanes_;
     channel_weights_ = depth.kernel * height.kernel * row_weights_;
-    segment_ = std::min(round_up(ceil_div(kBandWanted, width.stride), kSegmentUnit), width.input);
+    // Segments alike: what the next box reads is asked for meanwhile, which a short one has no time for.
+    const std::int64_t pieces = std::max<std::int64_t>((width.input * width.stride + kBandWanted / 2) / kBandWanted, 1);
+    segment_ = std::min(round_up(ceil_div(width.input, pieces), kSegmentUnit), width.input);
     const std::int64_t most = std::max<std::int64_t>(kBandWanted / (segment_ * width.stride) / height.stride, 1);
     const std::int64_t bands = ceil_div(height.input, most);
     for (std::int64_t b = 0; b < bands; ++b) {
-      Band band{height.input * b / bands, height.input * (b + 1) / bands, {}};
-      for (std::int64_t h = band.begin; h < band.end; ++h) {
-        const auto [first, last] = taps_that_reach(height, h);
-        if (!band.runs.empty() && band.runs.back().first_tap == first && band.runs.back().last_tap == last) {
-          ++band.runs.back().rows;
-        } else {
-          band.runs.push_back({h, 1, first, last});
-        }
-      }
-      bands_.push_back(std::move(band));
+      bands_.push_back({height.input * b / bands, height.input * (b + 1) / bands});
     }
     segments_ = ceil_div(width.input, segment_);
-    for (std::int64_t i = 0; i < lanes_; ++i) {
-      is_last_tap_[i] = (blocks_of(width) - 1) * width.stride + i % width.stride < width.kernel ? T{1} : T{0};
-    }
     this->share_out(depth.kernel * height.kernel * width.kernel, depth.input * bands * segments_,
                     kMostWeights / channel_weights_);
   }
@@ -67,17 +58,9 @@ class DepthwiseLineGradients final : public DepthwiseBoxes<DepthwiseLineGradient
   using Base::problem_;
   using typename Base::Channel;
 
-  // Rows that the same kernel rows reach.
-  struct Run {
-    std::int64_t first;
-    std::int64_t rows;
-    std::int64_t first_tap;
-    std::int64_t last_tap;
-  };
   struct Band {
     std::int64_t begin;
     std::int64_t end;
-    std::vector<Run> runs;
   };
   // A band at a depth, and the cells of its rows.
   struct Box {
@@ -91,6 +74,7 @@ class DepthwiseLineGradients final : public DepthwiseBoxes<DepthwiseLineGradient
     Scratch<T> sums;
     Scratch<T> partial_results;
     Scratch<T> results;
+    GradientLines<T> job;
     std::vector<Strip> strips;
     std::vector<KernelRow> kernel_rows;
   };
@@ -157,14 +141,13 @@ class DepthwiseLineGradients final : public DepthwiseBoxes<DepthwiseLineGradient
     // Short rows have few whole vectors as it is.
     constexpr std::int64_t kFewVectors = 4;
     const bool is_long = vectors > kFewVectors;
-    GradientLines<T> job;
+    GradientLines<T>& job = memory.job;  // every member is set: clearing them takes as long as a row
     job.grad = channel.grad;
     job.grad_step = height.stride * grad_strides[3];
     job.stride = width.stride;
     job.taps = width.kernel;
     job.pad = width.pad_begin;
     job.outputs = outputs_[2];
-    job.is_last_tap = is_last_tap_.data();
     job.input_step = input_strides[3];
     job.begin = box.begin;
     job.end = box.end;
@@ -178,45 +161,46 @@ class DepthwiseLineGradients final : public DepthwiseBoxes<DepthwiseLineGradient
         (box.band->end - box.band->begin) * (vectors - 1) * width.stride * std::max<std::int64_t>(passes, 1));
     memory.strips.emplace_back();
     job.ahead = memory.strips.data();
-    for (const Run& run : box.band->runs) {
-      memory.kernel_rows.clear();
-      for (std::int64_t kd = first_d; kd < last_d; ++kd) {
-        const std::int64_t d = box.depth * depth.stride - depth.pad_begin + kd * depth.dilation;
-        for (std::int64_t kh = run.first_tap; kh < run.last_tap; ++kh) {
-          const std::int64_t h = run.first * height.stride - height.pad_begin + kh * height.dilation;
-          memory.kernel_rows.push_back(
-              {d * grad_strides[2] + h * grad_strides[3], (kd * height.kernel + kh) * row_weights_});
-        }
+    const std::int64_t first = box.band->begin;
+    job.rows = box.band->end - first;
+    job.row_taps = height_taps_.data() + first;
+    job.kernel_height = height.kernel;
+    memory.kernel_rows.clear();
+    for (std::int64_t kd = first_d; kd < last_d; ++kd) {
+      const std::int64_t d = box.depth * depth.stride - depth.pad_begin + kd * depth.dilation;
+      for (std::int64_t kh = 0; kh < height.kernel; ++kh) {
+        const std::int64_t h = first * height.stride - height.pad_begin + kh * height.dilation;
+        memory.kernel_rows.push_back(
+            {d * grad_strides[2] + h * grad_strides[3], (kd * height.kernel + kh) * row_weights_});
       }
-      job.kernel_rows = memory.kernel_rows.data();
-      job.kernel_row_count = std::ssize(memory.kernel_rows);
-      job.rows = run.rows;
-      const std::int64_t row = box.depth * input_strides[2] + run.first * input_strides[3];
-      job.place = is_long ? channel.place + row : -1;
-      if (channel.input != nullptr) job.input = channel.input + row;
-      T* to = nullptr;
-      std::int64_t to_step = 0;
-      if (channel.results != nullptr) {
-        const Strides& strides = *channel.result_strides;
-        to = channel.results + box.depth * strides[2] + run.first * strides[3];
-        to_step = strides[3];
-      }
-      if (job.kernel_rows == nullptr || job.kernel_row_count == 0) {
-        for (std::int64_t r = 0; to != nullptr && r < run.rows; ++r) {
-          std::fill_n(to + r * to_step + box.begin, cells, T{0});
-        }
-        continue;
-      }
-      job.partial_results = memory.partial_results.get(run.rows * vectors * lanes_);
-      // Short rows that follow each other are put together as whole lines.
-      const bool together =
-          to != nullptr && job.past_caches && !is_long && cells % lanes_ != 0 && to_step == cells && run.rows > 1;
-      job.results = together ? memory.results.get(run.rows * cells) - box.begin : to;
-      job.result_step = to_step;
-      job.past_caches = channel.past_caches && !together;
-      ops_->lines(job);
-      if (together) ops_->put_row(job.results + box.begin, to + box.begin, run.rows * cells, true);
     }
+    job.kernel_rows = memory.kernel_rows.data();
+    job.kernel_row_count = std::ssize(memory.kernel_rows);
+    const std::int64_t row = box.depth * input_strides[2] + first * input_strides[3];
+    job.place = is_long ? channel.place + row : -1;
+    job.input = channel.input == nullptr ? nullptr : channel.input + row;
+    T* to = nullptr;
+    std::int64_t to_step = 0;
+    if (channel.results != nullptr) {
+      const Strides& strides = *channel.result_strides;
+      to = channel.results + box.depth * strides[2] + first * strides[3];
+      to_step = strides[3];
+    }
+    if (job.kernel_row_count == 0) {
+      for (std::int64_t r = 0; to != nullptr && r < job.rows; ++r) {
+        std::fill_n(to + r * to_step + box.begin, cells, T{0});
+      }
+      return;
+    }
+    job.partial_results = memory.partial_results.get(job.rows * vectors * lanes_);
+    // Short rows that follow each other are put together as whole lines.
+    const bool together =
+        to != nullptr && job.past_caches && !is_long && cells % lanes_ != 0 && to_step == cells && job.rows > 1;
+    job.results = together ? memory.results.get(job.rows * cells) - box.begin : to;
+    job.result_step = to_step;
+    job.past_caches = channel.past_caches && !together;
+    ops_->lines(job);
+    if (together) ops_->put_row(job.results + box.begin, to + box.begin, job.rows * cells, true);
   }
 
   // What a box reads of the tensors, where rows follow each other.
@@ -247,10 +231,10 @@ class DepthwiseLineGradients final : public DepthwiseBoxes<DepthwiseLineGradient
 
   static constexpr std::int64_t kKernelTaps = 8;  // what lines_at_a_time counts as one time
 
-  std::array<T, kMostLanes> is_last_tap_{};
   std::array<std::int64_t, kSpatialAxes> outputs_{};
   std::vector<std::pair<std::int64_t, std::int64_t>> depth_taps_;  // that reach each position
-  const LineGradientOps<T>* ops_ = &line_gradient_ops<T>();        // of the instruction set that the plan is made for
+  std::vector<std::pair<std::int64_t, std::int64_t>> height_taps_;
+  const LineGradientOps<T>* ops_ = &line_gradient_ops<T>();  // of the instruction set that the plan is made for
   std::int64_t lanes_ = ops_->lanes;
   std::int64_t row_weights_ = 1;      // of a kernel row
   std::int64_t channel_weights_ = 1;  // of a channel

@@ -29,13 +29,19 @@ namespace hn = hwy::HWY_NAMESPACE;
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 
 // Lanes [first, last) of a vector, either of which may lie outside.
-template <class D>
-HWY_INLINE hn::Mask<D> lanes_between(D tag, std::int64_t first, std::int64_t last) {
-  constexpr std::int64_t kLanes = hn::MaxLanes(D());
-  const auto up_to = [&](std::int64_t lane) HWY_ATTR {
-    return hn::FirstN(tag, static_cast<std::size_t>(std::clamp<std::int64_t>(lane, 0, kLanes)));
+using Lanes = std::uint16_t;
+constexpr Lanes kAllLanes = 0xffff;
+
+HWY_INLINE Lanes lanes_between(std::int64_t first, std::int64_t last) {
+  const auto up_to = [](std::int64_t lane) {
+    return (std::uint32_t{1} << std::clamp<std::int64_t>(lane, 0, kMostLanes)) - 1;
   };
-  return hn::AndNot(up_to(first), up_to(last));
+  return static_cast<Lanes>(up_to(last) & ~up_to(first));
+}
+
+template <class D>
+HWY_INLINE hn::Mask<D> mask_of(D /*tag*/, Lanes lanes) {
+  return hn::Mask<D>{lanes};
 }
 
 // sum + a b in the lanes of the mask, sum in the others: a product with zero would be NaN where b is infinite.
@@ -74,13 +80,13 @@ HWY_INLINE hn::Vec<D> add_taps(D tag, const hn::Vec<D>* vectors) {
 }
 
 // What is there of a vector of cells at the end of a row.
-template <int kStride, int kBlocks, class D>
+template <int kStride, int kBlocks>
 struct Edge {
   bool is_known = false;
-  std::int64_t first = 0;               // cell
-  hn::Mask<D> cells;                    // of the row
-  hn::Mask<D> pairs[kStride][kBlocks];  // (cell, tap) pairs of the row that read something
-  hn::Mask<D> places[kStride + 1];      // of the gradient of the output, from what the first block reads on
+  std::int64_t first = 0;         // cell
+  Lanes cells = 0;                // of the row
+  Lanes pairs[kStride][kBlocks];  // (cell, tap) pairs of the row that read something
+  Lanes places[kStride + 1];      // of the gradient of the output, from what the first block reads on
 };
 
 // A pass over all rows: blocks [b, b + kBlocks) of the kernel rows [r, r + kRows). The results of other blocks are in
@@ -111,38 +117,52 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
     for (std::int64_t i = 0; i < kStride * kLanes; ++i) cells[i] = static_cast<Index>(i / kStride);
     return cells;
   }();
-  // Of the two vectors at either end of a row.
-  Edge<kStride, kBlocks, D> edges[4];
-  const auto find_edge = [&](std::int64_t j) TCONV_LAMBDA -> const auto& {
-    auto& edge = edges[(2 * j > job.begin + job.end ? 2 : 0) + (j + kLanes) / kLanes % 2];
-    if (edge.is_known && edge.first == j) return edge;
+  // Of the last block's lanes, those of taps.
+  constexpr Lanes kEveryStride = 0xffff / ((1U << kStride) - 1);
+  const auto last_taps = static_cast<Lanes>(((1U << (job.taps - (blocks - 1) * kStride)) - 1) * kEveryStride);
+  // Whose lanes are all taps unless it is the last one of all.
+  const auto of_last_block = mask_of(tag, b + kBlocks == blocks ? last_taps : kAllLanes);
+  // Of the two vectors at either end of a row, which may begin at one of a few places.
+  Edge<kStride, kBlocks> edges[16];
+  const auto places_from = [&](std::int64_t j) TCONV_LAMBDA {
+    const std::int64_t place = (j + b) * kStride - job.pad;
+    return lanes_between(-place, job.outputs - place);
+  };
+  const auto fill_edge = [&](auto& edge, std::int64_t j) {
     edge.is_known = true;
     edge.first = j;
-    edge.cells = lanes_between(tag, job.begin - j, job.end - j);
+    edge.cells = lanes_between(job.begin - j, job.end - j);
     for (int h = 0; h <= kStride; ++h) {
       const std::int64_t place = (j + b) * kStride + h * kLanes - job.pad;
-      edge.places[h] = lanes_between(tag, -place, job.outputs - place);
+      edge.places[h] = lanes_between(-place, job.outputs - place);
     }
     for (int h = 0; h < kStride; ++h) {
       for (int i = 0; i < kBlocks; ++i) {
         // Where the first lane is, in cells times the stride, and what the block's first tap reads there.
         const std::int64_t first = j * kStride + h * kLanes;
         const std::int64_t place = first - job.pad + (b + i) * kStride;
-        auto mask = lanes_between(tag, std::max(job.begin * kStride - first, -place),
-                                  std::min(job.end * kStride - first, job.outputs - place));
-        if ((b + i + 1) * kStride > job.taps) {
-          mask = hn::And(mask, hn::Ne(hn::LoadU(tag, job.is_last_tap), hn::Zero(tag)));
-        }
-        edge.pairs[h][i] = mask;
+        const Lanes lanes = lanes_between(std::max(job.begin * kStride - first, -place),
+                                          std::min(job.end * kStride - first, job.outputs - place));
+        edge.pairs[h][i] = b + i + 1 == blocks ? static_cast<Lanes>(lanes & last_taps) : lanes;
       }
     }
+  };
+  const auto find_edge = [&](std::int64_t j) TCONV_LAMBDA -> const auto& {
+    auto& edge = edges[(2 * j > job.begin + job.end ? 8 : 0) + ((j + kLanes) / 4 & 7)];
+    if (!edge.is_known || edge.first != j) fill_edge(edge, j);
     return edge;
   };
   {
     Asking asking(job.ahead, job.lines_ahead);
     const T* grad[kRows];  // of the vector of cells that comes next
     T* partial = job.partial_results;
-    V now[kRows];  // what the first block reads
+    V now[kRows];        // what the first block reads
+    unsigned there = 0;  // kernel rows of which the row has something, as bits
+    std::int64_t kernel_taps[kRows];
+    kernel_taps[0] = r % job.kernel_height;
+    for (int k = 1; k < kRows; ++k) {
+      kernel_taps[k] = kernel_taps[k - 1] + 1 < job.kernel_height ? kernel_taps[k - 1] + 1 : 0;
+    }
     // A vector of cells, by load(h, address) and add(h, i, a, b, sum).
     const auto multiply = [&](V x, const auto& load, const auto& add) TCONV_LAMBDA {
       V results[kStride];
@@ -156,6 +176,7 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
         auto result = hn::Zero(tag);
         auto other = hn::Zero(tag);
         unrolled<kRows>([&](auto k) TCONV_LAMBDA {
+          if ((there >> k & 1) == 0) return;
           auto next = load(h, grad[k] + (h + 1) * kLanes);
           hold(next);
           unrolled<kBlocks>([&](auto i) TCONV_LAMBDA {
@@ -173,32 +194,88 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
       unrolled<kRows>([&](auto k) TCONV_LAMBDA { grad[k] += kStride * kLanes; });
       return add_taps<kStride>(tag, results);
     };
+    std::pair<std::int64_t, std::int64_t> taps{0, 0};
+    const auto enter_row = [&](std::int64_t row) TCONV_LAMBDA {
+      if (job.row_taps[row] == taps) return;
+      taps = job.row_taps[row];
+      there = 0;
+      for (int k = 0; k < kRows; ++k) {
+        there |= static_cast<unsigned>(kernel_taps[k] >= taps.first && kernel_taps[k] < taps.second) << k;
+      }
+    };
+    const auto load_first = [&](Lanes places) TCONV_LAMBDA {
+      unrolled<kRows>([&](auto k) TCONV_LAMBDA {
+        now[k] = (there >> k & 1) != 0 ? hn::MaskedLoad(mask_of(tag, places), tag, grad[k]) : hn::Zero(tag);
+      });
+    };
+    const auto put = [&](V result, const auto& store) TCONV_LAMBDA {
+      if constexpr (W::kInput) {
+        if (!is_first) result = hn::Add(hn::Load(tag, partial), result);
+        is_last ? store(result) : hn::Store(result, tag, partial);
+      }
+      partial += kLanes;
+    };
+    const auto multiply_edge = [&](const auto& edge, V x) TCONV_LAMBDA {
+      return multiply(
+          x,
+          [&](auto h, const T* from)
+              TCONV_LAMBDA { return hn::MaskedLoad(mask_of(tag, edge.places[h + 1]), tag, from); },
+          [&](auto h, auto i, V v, V w, V sum)
+              TCONV_LAMBDA { return add_product(mask_of(tag, edge.pairs[h][i]), v, w, sum); });
+    };
+    if (job.place < 0) {
+      // Short rows: the same few vectors in each of them.
+      const T* first_grad[kRows];
+      unrolled<kRows>([&](auto k) TCONV_LAMBDA {
+        first_grad[k] = job.grad + (job.kernel_rows[r + k].offset + (b + job.begin) * kStride - job.pad);
+      });
+      const std::int64_t vectors = (job.end - job.begin + kLanes - 1) / kLanes;
+      for (std::int64_t v = 0; v < vectors; ++v) fill_edge(edges[v], job.begin + v * kLanes);
+      const Lanes before = places_from(job.begin);
+      const T* input = W::kWeight ? job.input + job.begin : nullptr;
+      T* to = W::kInput ? job.results + job.begin : nullptr;
+      for (std::int64_t row = 0; row < job.rows; ++row) {
+        enter_row(row);
+        unrolled<kRows>([&](auto k) TCONV_LAMBDA {
+          grad[k] = first_grad[k];
+          first_grad[k] += job.grad_step;
+        });
+        load_first(before);
+        for (std::int64_t v = 0; v < vectors; ++v) {
+          const auto& edge = edges[v];
+          auto x = hn::Zero(tag);
+          if constexpr (W::kWeight) x = hn::MaskedLoad(mask_of(tag, edge.cells), tag, input + v * kLanes);
+          put(multiply_edge(edge, x), [&](V result) TCONV_LAMBDA {
+            T* const place = to + v * kLanes;
+            if (edge.cells != kAllLanes) {
+              hn::BlendedStore(result, mask_of(tag, edge.cells), tag, place);
+            } else if (job.past_caches && reinterpret_cast<std::uintptr_t>(place) % (kLanes * sizeof(T)) == 0) {
+              hn::Stream(result, tag, place);
+            } else {
+              hn::StoreU(result, tag, place);
+            }
+          });
+        }
+        if constexpr (W::kWeight) input += job.input_step;
+        if constexpr (W::kInput) to += job.result_step;
+      }
+    }
     // Cells from which a whole vector reads nothing that is not there: [low, high).
     const std::int64_t low = std::max(job.begin, (std::max<std::int64_t>(job.pad, 0) + kStride - 1) / kStride);
     std::int64_t high = std::min(job.end - kLanes, (job.outputs + job.pad - (kStride + 1) * kLanes) / kStride - b) + 1;
-    if (blocks * kStride != job.taps || job.outputs < (kStride + 1) * kLanes) high = low;
-    for (std::int64_t row = 0; row < job.rows; ++row) {
-      std::int64_t j = job.begin;
-      if (job.place >= 0) j -= (job.place + row * job.input_step + j) % kLanes;
+    if (job.outputs < (kStride + 1) * kLanes) high = low;
+    for (std::int64_t row = 0; row < job.rows && job.place >= 0; ++row) {
+      const std::int64_t from = job.place + row * job.input_step + job.begin;
+      std::int64_t j = job.begin - from % kLanes;
+      enter_row(row);
       unrolled<kRows>([&](auto k) TCONV_LAMBDA {
         grad[k] = job.grad + (job.kernel_rows[r + k].offset + row * job.grad_step + (b + j) * kStride - job.pad);
       });
-      {
-        const std::int64_t place = (j + b) * kStride - job.pad;
-        const auto there = lanes_between(tag, -place, job.outputs - place);
-        unrolled<kRows>([&](auto k) TCONV_LAMBDA { now[k] = hn::MaskedLoad(there, tag, grad[k]); });
-      }
+      load_first(places_from(j));
       const T* const input = W::kWeight ? job.input + row * job.input_step : nullptr;
       T* const to = W::kInput ? job.results + row * job.result_step : nullptr;
       const bool streams =
           W::kInput && job.past_caches && reinterpret_cast<std::uintptr_t>(to + j) % (kLanes * sizeof(T)) == 0;
-      const auto put = [&](V result, const auto& store) TCONV_LAMBDA {
-        if constexpr (W::kInput) {
-          if (!is_first) result = hn::Add(hn::Load(tag, partial), result);
-          is_last ? store(result) : hn::Store(result, tag, partial);
-        }
-        partial += kLanes;
-      };
       const auto store_all = [&](V result) TCONV_LAMBDA {
         streams ? hn::Stream(result, tag, to + j) : hn::StoreU(result, tag, to + j);
       };
@@ -208,23 +285,23 @@ void pass(GradientLines<T>& job, std::int64_t r, std::int64_t b) {
           if constexpr (W::kWeight) x = hn::LoadU(tag, input + j);
           put(multiply(
                   x, [&](auto /*h*/, const T* from) TCONV_LAMBDA { return hn::LoadU(tag, from); },
-                  [](auto /*h*/, auto /*i*/, V v, V w, V sum) TCONV_LAMBDA { return hn::MulAdd(v, w, sum); }),
+                  [&](auto /*h*/, auto i, V v, V w, V sum) TCONV_LAMBDA {
+                    if constexpr (i < kBlocks - 1) return hn::MulAdd(v, w, sum);
+                    return add_product(of_last_block, v, w, sum);
+                  }),
               store_all);
         }
         if (j >= job.end) break;
         const auto& edge = find_edge(j);
         auto x = hn::Zero(tag);
-        if constexpr (W::kWeight) x = hn::MaskedLoad(edge.cells, tag, input + j);
-        put(multiply(
-                x, [&](auto h, const T* from) TCONV_LAMBDA { return hn::MaskedLoad(edge.places[h + 1], tag, from); },
-                [&](auto h, auto i, V v, V w, V sum) TCONV_LAMBDA { return add_product(edge.pairs[h][i], v, w, sum); }),
-            [&](V result) TCONV_LAMBDA {
-              if (j < job.begin || j + kLanes > job.end) {
-                hn::BlendedStore(result, edge.cells, tag, to + j);
-              } else {
-                store_all(result);
-              }
-            });
+        if constexpr (W::kWeight) x = hn::MaskedLoad(mask_of(tag, edge.cells), tag, input + j);
+        put(multiply_edge(edge, x), [&](V result) TCONV_LAMBDA {
+          if (j < job.begin || j + kLanes > job.end) {
+            hn::BlendedStore(result, mask_of(tag, edge.cells), tag, to + j);
+          } else {
+            store_all(result);
+          }
+        });
         j += kLanes;
       }
     }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "cpu/depthwise_gradients_simd.h"
 
@@ -17,18 +18,19 @@ namespace tconv::cpu {
 //   g(r, t, row, j) = grad[kernel_rows[r].offset + row grad_step + place], place = j stride - pad + t
 // where 0 <= place < outputs; other places are neither read nor multiplied. Weights and sums lie as [block][lane] from
 // kernel_rows[r].place on, where the lanes hold the block's taps again and again. Left out where results or sums are
-// nullptr.
+// nullptr. Kernel row r is there for a row if row_taps[row] has r % kernel_height.
 template <typename T>
 struct GradientLines {
   const T* grad = nullptr;
   std::int64_t grad_step = 0;
   const KernelRow* kernel_rows = nullptr;
   std::int64_t kernel_row_count = 0;
-  std::int64_t stride = 1;  // 1, 2 or 4
-  std::int64_t taps = 1;    // of a kernel row
+  std::int64_t kernel_height = 1;
+  const std::pair<std::int64_t, std::int64_t>* row_taps = nullptr;  // [first, last) of each row
+  std::int64_t stride = 1;                                          // 1, 2 or 4
+  std::int64_t taps = 1;                                            // of a kernel row
   std::int64_t pad = 0;
   std::int64_t outputs = 0;
-  const T* is_last_tap = nullptr;  // in every lane of the last block 1 for a tap, 0 for none
   const T* input = nullptr;
   std::int64_t input_step = 0;
   // Cells that a vector begins with are multiples of the lanes when this is added, and row input_step: whole cache

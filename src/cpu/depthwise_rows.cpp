@@ -77,6 +77,7 @@ class DepthwiseRows final : public Kernel {
           }
         }
         row.last_step = std::ssize(steps_);
+        row.pattern = row_pattern(steps_.data() + row.first_step, steps_.data() + row.last_step, phases_);
         const auto index = std::ssize(rows_);
         row.place =
             index / height.output() * problem.output_strides[2] + index % height.output() * problem.output_strides[3];
@@ -89,7 +90,7 @@ class DepthwiseRows final : public Kernel {
   void run(const Buffers& buffers, const Execution& execution) const override {
     const auto* const bias = problem_.bias ? static_cast<const E*>(buffers.bias) : nullptr;
     const std::int64_t bands = std::ssize(bands_);
-    const bool past_caches = exceeds_caches(problem_.output_sizes(), sizeof(E));
+    const bool past_caches = exceeds_caches(problem_.output_sizes(), problem_.input_sizes(), sizeof(E));
     const std::int64_t pieces = ceil_div(cells_, piece_);
     const std::int64_t tasks = problem_.batch * problem_.in_channels * bands * pieces;
     // A few bands at a time: one may take less than a microsecond.
@@ -110,11 +111,15 @@ class DepthwiseRows final : public Kernel {
         T* const source = memory.source.get(most_sources_ * line_);
         if (one_piece() && !cleared) std::fill_n(source, most_sources_ * line_, T{0});
         cleared = true;
-        load_source(static_cast<const E*>(buffers.input) + place(problem_.input_strides), band, first_cell, source);
+        const E* const input = static_cast<const E*>(buffers.input) + place(problem_.input_strides);
         WeighLine<T> job;
         job.weights =
             load_weights(static_cast<const E*>(buffers.weight) + channel * problem_.weight_strides[0], memory);
-        job.from = band.sources() > 0 ? source - band.first_source * line_ : source;
+        job.from = in_place(band, first_cell, input);
+        if (job.from == nullptr) {
+          load_source(input, band, first_cell, source);
+          job.from = band.sources() > 0 ? source - band.first_source * line_ : source;
+        }
         job.phases = phases_;
         job.bias = first;
         run_band(job, static_cast<E*>(buffers.output) + place(problem_.output_strides), band, first_cell, past_caches,
@@ -136,6 +141,7 @@ class DepthwiseRows final : public Kernel {
     std::int64_t last_source = -1;
     std::int64_t first_step = 0;
     std::int64_t last_step = 0;
+    int pattern = -1;
   };
   struct Band {
     std::int64_t begin = 0;  // rows of the output
@@ -247,6 +253,20 @@ class DepthwiseRows final : public Kernel {
     return weights;
   }
 
+  // What `from` is of a piece that reads one row of the image in the middle of it: the row itself; otherwise nullptr.
+  const T* in_place(const Band& band, std::int64_t first_cell, const E* image) const {
+    if constexpr (std::is_same_v<E, T>) {
+      const std::int64_t last = first_cell + piece_ + highest_ + 2 * kMostLanes;
+      if (one_piece() || band.sources() != 1 || first_cell + lowest_ < 0 || last > problem_.axes[2].input)
+        return nullptr;
+      const std::int64_t height = problem_.axes[1].input;
+      const std::int64_t row = band.first_source;
+      const Strides& strides = problem_.input_strides;
+      return image + row / height * strides[2] + row % height * strides[3] + first_cell - lead_ - row * line_;
+    }
+    return nullptr;
+  }
+
   // The rows of the image that a band reads or, of long rows, what a piece of their cells reads with zeros around it.
   void load_source(const E* image, const Band& band, std::int64_t first_cell, T* source) const {
     const Strides& strides = problem_.input_strides;
@@ -255,17 +275,25 @@ class DepthwiseRows final : public Kernel {
     const std::int64_t begin = one_piece() ? 0 : std::min(std::max<std::int64_t>(first_cell + lowest_, 0), width);
     const std::int64_t end = one_piece() ? width : std::clamp(first_cell + piece_ + highest_, begin, width);
     T* const from = source + lead_ - first_cell;  // position 0
-    const ElementOps<E, T>& ops = element_ops<E, T>();
-    for (std::int64_t i = 0; i < band.sources(); ++i) {
+    const auto row_at = [&](std::int64_t row) {
+      return image + row / height * strides[2] + row % height * strides[3] + begin;
+    };
+    for (std::int64_t i = 0; i < band.sources();) {
+      // Rows of one depth, which are as far apart as those of the image.
       const std::int64_t row = band.first_source + i;
-      const E* const values = image + row / height * strides[2] + row % height * strides[3] + begin;
+      const std::int64_t rows = std::min(band.sources() - i, height - row % height);
       T* const to = from + i * line_;
       if constexpr (std::is_same_v<E, T>) {
-        std::copy_n(values, end - begin, to + begin);
+        depthwise_row_ops<E, T>().copy_rows(row_at(row), strides[3], to + begin, line_, rows, end - begin);
       } else {
-        ops.load(values, 1, to + begin, 1, end - begin);
+        for (std::int64_t r = 0; r < rows; ++r) {
+          element_ops<E, T>().load(row_at(row + r), 1, to + r * line_ + begin, 1, end - begin);
+        }
       }
-      if (one_piece()) continue;
+      i += rows;
+    }
+    for (std::int64_t i = 0; i < band.sources() && !one_piece(); ++i) {
+      T* const to = from + i * line_;
       std::fill(source + i * line_, to + begin, T{0});
       std::fill(to + end, source + (i + 1) * line_, T{0});
     }
@@ -327,6 +355,7 @@ class DepthwiseRows final : public Kernel {
   void set_steps(WeighLine<T>& job, const Row& row) const {
     job.steps = steps_.data() + row.first_step;
     job.last = steps_.data() + row.last_step;
+    job.pattern = row.pattern;
   }
 
   // Whether rows are whole vectors of cells and, where they go past the caches, whole cache lines.

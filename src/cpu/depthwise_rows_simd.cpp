@@ -8,6 +8,9 @@
 #include <hwy/foreach_target.h>  // includes this file once per instruction set
 #include <hwy/highway.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <type_traits>
 
 #include "cpu/transpose-inl.h"
@@ -17,6 +20,36 @@ namespace tconv::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+// Whether two vectors are interleaved by two shuffles that take any lane of either.
+template <class D>
+constexpr bool kShufflesTwo = true;
+
+// The lanes of one half of a vector, kHalf, of a and of b in turn.
+template <int kHalf, class D>
+HWY_INLINE hn::Vec<D> interleaved(D tag, hn::Vec<D> a, hn::Vec<D> b) {
+  const hn::RebindToSigned<D> index_tag;
+  using Index = hn::TFromD<decltype(index_tag)>;
+  constexpr std::int64_t kLanes = hn::MaxLanes(D());
+  alignas(64) static constexpr auto kPlaces = [] {
+    std::array<Index, kLanes> places{};
+    for (std::int64_t i = 0; i < kLanes; ++i) {
+      places[i] = static_cast<Index>(kHalf * kLanes / 2 + i / 2 + (i % 2 == 0 ? 0 : kLanes));
+    }
+    return places;
+  }();
+  const auto places = hn::Load(index_tag, kPlaces.data());
+  if constexpr (sizeof(Index) == 4) {
+    return hn::Vec<D>{_mm512_permutex2var_ps(a.raw, places.raw, b.raw)};
+  } else {
+    return hn::Vec<D>{_mm512_permutex2var_pd(a.raw, places.raw, b.raw)};
+  }
+}
+#else
+template <class D>
+constexpr bool kShufflesTwo = false;
+#endif
 
 // Vectors of kPhases phases side by side.
 template <int kPhases, class D>
@@ -31,6 +64,12 @@ template <int kPhases, bool kPastCaches, class D>
 HWY_INLINE void put_phases(D tag, const hn::Vec<D> (&phases)[kPhases], hn::TFromD<D>* to) {
   if constexpr (kPastCaches && kPhases == 1) {
     hn::Stream(phases[0], tag, to);
+  } else if constexpr (kPhases == 2 && kShufflesTwo<D>) {
+    constexpr std::int64_t kLanes = hn::MaxLanes(D());
+    const auto first = interleaved<0>(tag, phases[0], phases[1]);
+    const auto second = interleaved<1>(tag, phases[0], phases[1]);
+    kPastCaches ? hn::Stream(first, tag, to) : hn::StoreU(first, tag, to);
+    kPastCaches ? hn::Stream(second, tag, to + kLanes) : hn::StoreU(second, tag, to + kLanes);
   } else if constexpr (kPastCaches) {
     constexpr std::int64_t kLanes = hn::MaxLanes(D());
     HWY_ALIGN hn::TFromD<D> together[kPhases * kLanes];
@@ -42,8 +81,10 @@ HWY_INLINE void put_phases(D tag, const hn::Vec<D> (&phases)[kPhases], hn::TFrom
   }
 }
 
+constexpr RowPattern kAnyPattern;
+
 // kVectors vectors of cells from cell j on. What several phases read is loaded once: most loads cross a cache line.
-template <int kPhases, int kVectors, bool kPastCaches, typename T>
+template <int kPhases, int kVectors, RowPattern kPattern, bool kPastCaches, typename T>
 HWY_INLINE void weigh_piece(const WeighLine<T>& job, std::int64_t j) {
   const hn::ScalableTag<T> tag;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
@@ -56,16 +97,20 @@ HWY_INLINE void weigh_piece(const WeighLine<T>& job, std::int64_t j) {
     for (int p = 0; p < kPhases; ++p) sums[v][p] = bias;
   }
   const T* const from = job.from + j;
-  for (const RowStep* step = job.steps; step != job.last; ++step) {
-    V cells[kVectors];
+  constexpr int kSteps = std::max(kPattern.steps, 1);
+  for (const RowStep* step = job.steps; step != job.last;) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) cells[v] = hn::LoadU(tag, from + step->offset + v * kLanes);
+    for (int s = 0; s < kSteps; ++s, ++step) {
+      V cells[kVectors];
 #pragma GCC unroll 4
-    for (int p = 0; p < kPhases; ++p) {
-      if (step->places[p] < 0) continue;
-      const V weight = hn::Set(tag, job.weights[step->places[p]]);
+      for (int v = 0; v < kVectors; ++v) cells[v] = hn::LoadU(tag, from + step->offset + v * kLanes);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[v][p] = hn::MulAdd(cells[v], weight, sums[v][p]);
+      for (int p = 0; p < kPhases; ++p) {
+        if (kPattern.steps > 0 ? !kPattern.reads(s, p) : step->places[p] < 0) continue;
+        const V weight = hn::Set(tag, job.weights[step->places[p]]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[v][p] = hn::MulAdd(cells[v], weight, sums[v][p]);
+      }
     }
   }
   T* const to = job.to + j * kPhases;
@@ -74,7 +119,7 @@ HWY_INLINE void weigh_piece(const WeighLine<T>& job, std::int64_t j) {
 }
 
 // The same for a vector of cells of several rows, whose weights stay in registers: kSteps of them.
-template <int kPhases, int kSteps, bool kPastCaches, typename T>
+template <int kPhases, int kSteps, RowPattern kPattern, bool kPastCaches, typename T>
 HWY_INLINE void weigh_column(const WeighLine<T>& job, std::int64_t j) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
@@ -94,7 +139,9 @@ HWY_INLINE void weigh_column(const WeighLine<T>& job, std::int64_t j) {
   const V bias = hn::Set(tag, job.bias);
   const T* from = job.from + j;
   T* to = job.to + j * kPhases;
-  for (std::int64_t row = 0; row < job.rows; ++row, from += job.from_step, to += job.to_step) {
+  const std::int64_t from_step = job.from_step;
+  const std::int64_t to_step = job.to_step;
+  for (std::int64_t row = job.rows; row > 0; --row, from += from_step, to += to_step) {
     V sums[kPhases];
 #pragma GCC unroll 4
     for (int p = 0; p < kPhases; ++p) sums[p] = bias;
@@ -103,46 +150,72 @@ HWY_INLINE void weigh_column(const WeighLine<T>& job, std::int64_t j) {
       const V cells = hn::LoadU(tag, from + offsets[s]);
 #pragma GCC unroll 4
       for (int p = 0; p < kPhases; ++p) {
-        if (reads[s][p]) sums[p] = hn::MulAdd(cells, weights[s][p], sums[p]);
+        if (kPattern.steps > 0 ? kPattern.reads(s, p) : reads[s][p])
+          sums[p] = hn::MulAdd(cells, weights[s][p], sums[p]);
       }
     }
     put_phases<kPhases, kPastCaches>(tag, sums, to);
   }
 }
 
-template <int kPhases, bool kPastCaches, typename T>
+template <int kPhases, RowPattern kPattern, bool kPastCaches, typename T>
 void weigh_cells(WeighLine<T> job) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   constexpr int kTogether = kPhases > 2 ? 2 : 4;
   for (std::int64_t row = 0; row < job.rows; ++row, job.from += job.from_step, job.to += job.to_step) {
     std::int64_t j = 0;
     for (; j + kTogether * kLanes <= job.cells; j += kTogether * kLanes) {
-      weigh_piece<kPhases, kTogether, kPastCaches>(job, j);
+      weigh_piece<kPhases, kTogether, kPattern, kPastCaches>(job, j);
     }
-    for (; j < job.cells; j += kLanes) weigh_piece<kPhases, 1, kPastCaches>(job, j);
+    // The last vector goes beyond the cells in any case.
+    if (kTogether > 2 && j + 3 * kLanes < job.cells) {
+      weigh_piece<kPhases, kTogether, kPattern, kPastCaches>(job, j);
+      continue;
+    }
+    for (; kTogether > 1 && j + kLanes < job.cells; j += 2 * kLanes) {
+      weigh_piece<kPhases, 2, kPattern, kPastCaches>(job, j);
+    }
+    if (j < job.cells) weigh_piece<kPhases, 1, kPattern, kPastCaches>(job, j);
   }
 }
 
-template <int kPhases, int kSteps, bool kPastCaches, typename T>
+template <int kPhases, int kSteps, RowPattern kPattern, bool kPastCaches, typename T>
 void weigh_columns(const WeighLine<T>& job) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  for (std::int64_t j = 0; j < job.cells; j += kLanes) weigh_column<kPhases, kSteps, kPastCaches>(job, j);
+  for (std::int64_t j = 0; j < job.cells; j += kLanes) weigh_column<kPhases, kSteps, kPattern, kPastCaches>(job, j);
+}
+
+template <int kPhases, RowPattern kPattern, bool kPastCaches, typename T>
+void weigh_rows(const WeighLine<T>& job) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr std::int64_t kFewestRows = 4;   // for which weights are worth loading ahead
+  constexpr std::int64_t kMostColumns = 2;  // of vectors: results of many come in an order that memory dislikes
+  if (job.rows >= kFewestRows && kPhases != 3 && job.cells <= kMostColumns * kLanes) {
+    switch (job.last - job.steps) {
+      case 1: return weigh_columns<kPhases, 1, kPattern, kPastCaches>(job);
+      case 2: return weigh_columns<kPhases, 2, kPattern, kPastCaches>(job);
+      case 3: return weigh_columns<kPhases, 3, kPattern, kPastCaches>(job);
+      case 4: return weigh_columns<kPhases, 4, kPattern, kPastCaches>(job);
+      case 6: return weigh_columns<kPhases, 6, kPattern, kPastCaches>(job);
+      default: break;
+    }
+  }
+  weigh_cells<kPhases, kPattern, kPastCaches>(job);
 }
 
 template <int kPhases, bool kPastCaches, typename T>
 void weigh_rows(const WeighLine<T>& job) {
-  constexpr std::int64_t kFewestRows = 4;  // for which weights are worth loading ahead
-  if (job.rows >= kFewestRows && kPhases != 3) {
-    switch (job.last - job.steps) {
-      case 1: return weigh_columns<kPhases, 1, kPastCaches>(job);
-      case 2: return weigh_columns<kPhases, 2, kPastCaches>(job);
-      case 3: return weigh_columns<kPhases, 3, kPastCaches>(job);
-      case 4: return weigh_columns<kPhases, 4, kPastCaches>(job);
-      case 6: return weigh_columns<kPhases, 6, kPastCaches>(job);
+  if constexpr (kPhases == 2) {
+    switch (job.pattern) {
+      case 0: return weigh_rows<2, kRowPatterns[0], kPastCaches>(job);
+      case 1: return weigh_rows<2, kRowPatterns[1], kPastCaches>(job);
+      case 2: return weigh_rows<2, kRowPatterns[2], kPastCaches>(job);
+      case 3: return weigh_rows<2, kRowPatterns[3], kPastCaches>(job);
+      case 4: return weigh_rows<2, kRowPatterns[4], kPastCaches>(job);
       default: break;
     }
   }
-  weigh_cells<kPhases, kPastCaches>(job);
+  weigh_rows<kPhases, kAnyPattern, kPastCaches>(job);
 }
 
 template <int kPhases, typename T>
@@ -160,9 +233,27 @@ void weigh_line(const WeighLine<T>& job) {
   }
 }
 
+template <typename T>
+void copy_rows(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t rows,
+               std::int64_t count) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  for (std::int64_t row = 0; row < rows; ++row, from += from_step, to += to_step) {
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+    if (i == count) continue;
+    if constexpr (kMaskedStores) {
+      const auto there = hn::FirstN(tag, static_cast<std::size_t>(count - i));
+      hn::BlendedStore(hn::MaskedLoad(there, tag, from + i), there, tag, to + i);
+    } else {
+      for (; i < count; ++i) to[i] = from[i];
+    }
+  }
+}
+
 template <typename E, typename T>
 DepthwiseRowOps<E, T> make_row_ops() {
-  return {static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>())), weigh_line<T>, put_row<E, T>};
+  return {static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>())), weigh_line<T>, put_row<E, T>, copy_rows<T>};
 }
 
 const DepthwiseRowOps<float, float>& float_rows() {

@@ -73,29 +73,55 @@ HWY_INLINE void weigh_vectors(const WeighCells<E, T>& job, const E* from, E* to,
   for (int v = 0; v < kVectors; ++v) put_vector<kPastCaches>(tag, sums[v], to + c + v * kLanes);
 }
 
-// kVectors vectors of channels of all cells, whose kTaps weights stay in registers.
-template <int kTaps, int kVectors, bool kPastCaches, typename E, typename T>
+// The channels from c on, fewer than a vector has, of one cell.
+template <typename T>
+HWY_INLINE void weigh_rest(const WeighCells<T, T>& job, const T* from, T* to, std::int64_t c) {
+  const hn::ScalableTag<T> tag;
+  const auto there = hn::FirstN(tag, static_cast<std::size_t>(job.channels - c));
+  auto sum = job.bias == nullptr ? hn::Zero(tag) : hn::MaskedLoad(there, tag, job.bias + c);
+  for (std::int64_t t = 0; t < job.taps; ++t) {
+    const auto x = hn::MaskedLoad(there, tag, from + job.offsets[t] + c);
+    sum = hn::MulAdd(x, hn::MaskedLoad(there, tag, job.weights + job.places[t] + c), sum);
+  }
+  hn::BlendedStore(sum, there, tag, to + c);
+}
+
+// kVectors vectors of channels of all cells, whose kTaps weights stay in registers; of the last channels, fewer than a
+// vector has (kPartial), one.
+template <int kTaps, int kVectors, bool kPastCaches, bool kPartial, typename E, typename T>
 HWY_INLINE void weigh_block(const WeighCells<E, T>& job, std::int64_t c) {
   const hn::ScalableTag<T> tag;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  const auto there = hn::FirstN(tag, static_cast<std::size_t>(kPartial ? job.channels - c : kLanes));
+  const auto load = [&](const auto* at) HWY_ATTR {
+    if constexpr (kPartial) {
+      return hn::MaskedLoad(there, tag, at);
+    } else {
+      return load_vector(tag, at);
+    }
+  };
   hn::Vec<decltype(tag)> weights[kTaps][kVectors];
   const E* from[kTaps];
   for (int t = 0; t < kTaps; ++t) {
     from[t] = job.from + job.offsets[t] + c;
-    for (int v = 0; v < kVectors; ++v) weights[t][v] = hn::LoadU(tag, job.weights + job.places[t] + c + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) weights[t][v] = load(job.weights + job.places[t] + c + v * kLanes);
   }
   hn::Vec<decltype(tag)> first[kVectors];
   for (int v = 0; v < kVectors; ++v) {
-    first[v] = job.bias == nullptr ? hn::Zero(tag) : load_vector(tag, job.bias + c + v * kLanes);
+    first[v] = job.bias == nullptr ? hn::Zero(tag) : load(job.bias + c + v * kLanes);
   }
   E* to = job.to + c;
   for (std::int64_t j = 0; j < job.cells; ++j, to += job.to_step) {
     for (int v = 0; v < kVectors; ++v) {
       auto sum = first[v];
       for (int t = 0; t < kTaps; ++t) {
-        sum = hn::MulAdd(load_vector(tag, from[t] + j * job.from_step + v * kLanes), weights[t][v], sum);
+        sum = hn::MulAdd(load(from[t] + j * job.from_step + v * kLanes), weights[t][v], sum);
       }
-      put_vector<kPastCaches>(tag, sum, to + v * kLanes);
+      if constexpr (kPartial) {
+        hn::BlendedStore(sum, there, tag, to);
+      } else {
+        put_vector<kPastCaches>(tag, sum, to + v * kLanes);
+      }
     }
   }
 }
@@ -109,9 +135,13 @@ std::int64_t weigh_blocks(const WeighCells<E, T>& job) {
   constexpr int kVectors = kTaps * 4 <= kMost ? 4 : 2;
   std::int64_t c = 0;
   for (; c + kVectors * kLanes <= job.channels; c += kVectors * kLanes) {
-    weigh_block<kTaps, kVectors, kPastCaches>(job, c);
+    weigh_block<kTaps, kVectors, kPastCaches, false>(job, c);
   }
-  for (; c + kLanes <= job.channels; c += kLanes) weigh_block<kTaps, 1, kPastCaches>(job, c);
+  for (; c + kLanes <= job.channels; c += kLanes) weigh_block<kTaps, 1, kPastCaches, false>(job, c);
+  if constexpr (std::is_same_v<E, T> && kMaskedStores) {
+    if (c < job.channels) weigh_block<kTaps, 1, false, true>(job, c);
+    return job.channels;
+  }
   return c;
 }
 
@@ -143,6 +173,10 @@ void weigh_cells(const WeighCells<E, T>& job) {
       weigh_vectors<kTogether, kPastCaches>(job, from, to, c);
     }
     for (; c + kLanes <= job.channels; c += kLanes) weigh_vectors<1, kPastCaches>(job, from, to, c);
+    if constexpr (std::is_same_v<E, T> && kMaskedStores) {
+      if (c < job.channels) weigh_rest(job, from, to, c);
+      continue;
+    }
     for (; c < job.channels; ++c) {
       T sum = job.bias == nullptr ? T{0} : widen<E, T>(job.bias[c]);
       for (std::int64_t t = 0; t < job.taps; ++t) {

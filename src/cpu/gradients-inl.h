@@ -22,22 +22,24 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Taps whose weights and sums stay in registers.
 constexpr int kTogether = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
 
-// Asks for the next lines of a strip, into the L2 cache.
+// Asks for the next lines of the strips, into the L2 cache.
 class Asking {
  public:
-  HWY_INLINE Asking(Strip*& strips, std::int64_t lines) : lines_(lines) {
-    while (strips->at >= strips->end && strips->end != nullptr) ++strips;
-    strip_ = strips;
-    at_ = strips->at;
-    end_ = strips->end;
-  }
+  HWY_INLINE Asking(Strip*& strips, std::int64_t lines)
+      : strip_(strips), lines_(lines), at_(strips->at), end_(strips->end) {}
   HWY_INLINE ~Asking() { strip_->at = at_; }
   Asking(const Asking&) = delete;
   Asking& operator=(const Asking&) = delete;
 
   HWY_INLINE void ask() {
     constexpr std::int64_t kLine = 64;
-    if (at_ >= end_) return;
+    if (at_ >= end_) {
+      if (end_ == nullptr) return;
+      ++strip_;
+      at_ = strip_->at;
+      end_ = strip_->end;
+      return;
+    }
     __builtin_prefetch(at_, 0, 2);
     if (lines_ > 1) __builtin_prefetch(at_ + kLine, 0, 2);
     if (lines_ > 2) __builtin_prefetch(at_ + 2 * kLine, 0, 2);
@@ -46,7 +48,7 @@ class Asking {
   }
 
  private:
-  Strip* strip_;
+  Strip*& strip_;       // of the job, whose next call goes on from there
   std::int64_t lines_;  // at a time
   const char* at_;
   const char* end_;

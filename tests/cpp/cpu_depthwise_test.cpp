@@ -260,7 +260,7 @@ TEST(Depthwise, ThreadsChangeNothing) {
 TEST(Depthwise, RowsKeepInfinitiesToTheirReaders) {
   Random random(48);
   for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
-    for (const std::int64_t width : {5, 16, 33, 130}) {
+    for (const std::int64_t width : {5, 16, 33, 129, 130}) {
       Problem problem = image_layer(direction, 1);
       problem.groups = problem.in_channels = problem.out_channels = 2;
       problem.axes[2].input = width;
@@ -276,6 +276,8 @@ TEST(Depthwise, RowsKeepInfinitiesToTheirReaders) {
       const double infinity = std::numeric_limits<double>::infinity();
       if (direction == Direction::grad_input) {
         tensors.weight.set(0, infinity);  // reaches neither the first row nor the first column
+        const std::int64_t middle = problem.axes[2].output() / 2;
+        tensors.output.set(problem.output_strides[1] + 5 * problem.output_strides[3] + middle, infinity);
       } else {
         for (std::int64_t h = 0; h < problem.axes[1].input; ++h) {
           tensors.input.set(h * problem.input_strides[3], infinity);
