@@ -1,10 +1,8 @@
-// Gradients of layers with kernel == stride and contiguous tensors. What a cell reads of grad_output, its patch, is
+// grad_weight of layers with kernel == stride and contiguous tensors. What a cell reads of grad_output, its patch, is
 // read by no other:
-//   grad_input[ci][cell] = sum over k of      weight[ci][k] patch[k][cell],   k: output channel and tap
-//   grad_weight[ci][k]   = sum over cells of  input[ci][cell] patch[k][cell]
-// Weights and input are rows of the products where they lie, and results are summed where they belong. Patches alone
-// are packed, in panels of columns: cells for the one, k for the other. Each element is one chain of multiply-adds in
-// an order that depends on the layer alone.
+//   grad_weight[ci][k] = sum over cells of  input[ci][cell] patch[k][cell],   k: output channel and tap
+// The input is rows of the product where it lies, and results are summed where they belong. Patches alone are packed,
+// in panels of columns, k. Each element is one chain of multiply-adds in an order that depends on the layer alone.
 #include <algorithm>
 #include <vector>
 
@@ -79,16 +77,13 @@ class PatchPlaces {
 };
 
 template <typename T>
-class Patches final : public Kernel {
+class PatchWeights final : public Kernel {
  public:
-  Patches(const Problem& problem, std::int64_t threads)
+  PatchWeights(const Problem& problem, std::int64_t threads)
       : problem_(problem), places_(problem), rows_(problem.in_channels_per_group()) {
     cells_ = 1;
     for (const Axis& axis : problem.axes) cells_ *= axis.input;
-    to_input_ = problem.direction == Direction::grad_input;
-    // Panels are cut out of the cells of an image, or out of k.
-    const std::int64_t columns = to_input_ ? cells_ : places_.depth();
-    panels_ = ceil_div(columns, kColumns) * problem.groups * (to_input_ ? problem.batch : 1);
+    panels_ = ceil_div(places_.depth(), kColumns) * problem.groups;
     // Blocks of rows, each of which packs for itself, where panels alone would leave threads idle.
     std::int64_t blocks = 1;
     while (panels_ * blocks < kTasksOfThread * threads && panels_ * blocks % threads != 0 &&
@@ -103,14 +98,8 @@ class Patches final : public Kernel {
     for_each_task(execution, panels_ * blocks_, [&](std::int64_t task) {
       const std::int64_t first = task % blocks_ * block_;
       const std::int64_t rows = std::min(block_, rows_ - first);
-      const auto* const grad = static_cast<const T*>(buffers.output);
-      if (to_input_) {
-        grad_input(grad, static_cast<const T*>(buffers.weight), static_cast<T*>(buffers.input), task / blocks_, first,
-                   rows);
-      } else {
-        grad_weight(grad, static_cast<const T*>(buffers.input), static_cast<T*>(buffers.weight), task / blocks_, first,
-                    rows);
-      }
+      grad_weight(static_cast<const T*>(buffers.output), static_cast<const T*>(buffers.input),
+                  static_cast<T*>(buffers.weight), task / blocks_, first, rows);
     });
   }
 
@@ -195,28 +184,6 @@ class Patches final : public Kernel {
     bool begun_ = false;
   };
 
-  void grad_input(const T* grad, const T* weight, T* input, std::int64_t panel, std::int64_t first_row,
-                  std::int64_t rows) const {
-    thread_local Memory memory;
-    const std::int64_t in_image = ceil_div(cells_, kColumns);
-    const std::int64_t cell = panel % in_image * kColumns;
-    const std::int64_t image = panel / in_image % problem_.batch;
-    const std::int64_t group = panel / in_image / problem_.batch;
-    const std::int64_t row = group * rows_ + first_row;
-    Sums sums(input + image * problem_.input_strides[0] + row * problem_.input_strides[1] + cell,
-              problem_.input_strides[1], rows, std::min(kColumns, cells_ - cell), memory);
-    const T* const patches = image_of(grad, image, group);
-    const std::int64_t most = even_parts(places_.depth(), kDepthInPlace);
-    for (std::int64_t k = 0; k < places_.depth(); k += most) {
-      const std::int64_t depth = std::min(most, places_.depth() - k);
-      sums.add(weight + row * problem_.weight_strides[0] + k, problem_.weight_strides[0], depth,
-               [&](std::int64_t n, std::int64_t count, std::int64_t width, T* to) {
-                 places_.load(patches, k, depth, cell + n, count, to, width);
-               });
-    }
-    sums.finish();
-  }
-
   void grad_weight(const T* grad, const T* input, T* weight, std::int64_t panel, std::int64_t first_row,
                    std::int64_t rows) const {
     thread_local Memory memory;
@@ -247,7 +214,6 @@ class Patches final : public Kernel {
   PatchPlaces places_;
   std::int64_t rows_ = 0;   // input channels of a group
   std::int64_t cells_ = 1;  // of an image
-  bool to_input_ = true;    // grad_input
   std::int64_t panels_ = 1;
   std::int64_t block_ = 1;  // rows of a task
   std::int64_t blocks_ = 1;
@@ -255,7 +221,7 @@ class Patches final : public Kernel {
 
 }  // namespace
 
-Proposal propose_patches(const Problem& problem, const DeviceProperties& device) {
+Proposal propose_patch_weights(const Problem& problem, const DeviceProperties& device) {
   const std::int64_t threads = std::max(device.threads, 1);
   if (problem.dtype != DType::f32 && problem.dtype != DType::f64) return Proposal::decline("computes in place");
   std::int64_t taps = 1;
@@ -283,9 +249,9 @@ Proposal propose_patches(const Problem& problem, const DeviceProperties& device)
   }
   Proposal proposal;
   if (problem.dtype == DType::f64) {
-    proposal.kernel = std::make_shared<Patches<double>>(problem, threads);
+    proposal.kernel = std::make_shared<PatchWeights<double>>(problem, threads);
   } else {
-    proposal.kernel = std::make_shared<Patches<float>>(problem, threads);
+    proposal.kernel = std::make_shared<PatchWeights<float>>(problem, threads);
   }
   return proposal;
 }
