@@ -112,6 +112,7 @@ class PatchProducts final : public Kernel {
     const std::int64_t alternating = forward_ ? problem.axes[1].kernel : 1;
     group_lines_ = alternating * target_.taps <= kPanelRows ? alternating : 1;
     panel_lines_ = std::max<std::int64_t>(kPanelRows / target_.taps / group_lines_, 1) * group_lines_;
+    if (!forward_) panel_lines_ = kFewestRows;
     panel_step_ = round_up(panel_lines_ * target_.taps, kMostLanes);
     panels_ = ceil_div(target_.lines(), panel_lines_);
     const bool in_parts = in_registers_ && target_.taps == 1 && depth_ > kDepthTogether;
@@ -181,7 +182,7 @@ class PatchProducts final : public Kernel {
       const std::int64_t most = caches().elements(kPanelShare) * static_cast<std::int64_t>(sizeof(float)) /
                                 static_cast<std::int64_t>(sizeof(T));
       if (!kernel.forward_) {
-        const auto size = math.tile_for_cells(kernel.target_.lines(), kernel.source_.cells);
+        const auto size = math.tile_for_cells(kernel.target_.lines(), kUnit);
         vectors = size.vectors;
         rows = size.rows;
       }
@@ -265,6 +266,10 @@ class PatchProducts final : public Kernel {
   std::int64_t lines_of(std::int64_t panel) const {
     return std::min(panel_lines_, target_.lines() - panel * panel_lines_);
   }
+  // Register tiles of a panel.
+  std::int64_t tiles_of(const Call& call, std::int64_t panel) const {
+    return ceil_div(lines_of(panel) * target_.taps / tile_taps_, forward_ ? call.ops.lines[shift_] : call.rows);
+  }
   // Of packed weights: those of grad_input are used where they are.
   std::int64_t panel_size() const { return forward_ ? depth_ * panel_step_ : 0; }
   std::int64_t part_depth() const { return part_lines_ * source_.taps; }
@@ -284,7 +289,9 @@ class PatchProducts final : public Kernel {
     for (;;) {
       panel_blocks_ = ceil_div(panels_, block_panels_);
       column_blocks_ = ceil_div(columns(), block_columns_);
-      if (problem_.groups * panel_blocks_ * column_blocks_ >= kTasksOfThread * threads) break;
+      const std::int64_t tasks = problem_.groups * panel_blocks_ * column_blocks_;
+      if (tasks >= kTasksOfThread * threads) break;
+      if (!forward_ && tasks % threads == 0) break;  // packing patches again costs more
       if (block_panels_ >= 2 * fewest_panels) {
         block_panels_ = ceil_div(block_panels_, 2);
       } else if (block_columns_ >= 2 * visit_) {
@@ -329,8 +336,9 @@ class PatchProducts final : public Kernel {
       visit.begin = begin;
       visit.end = end_of_visit(call, begin, last);
       visit.width = even_parts(ceil_div(visit.end - begin, lanes), call.vectors) * lanes;
-      const std::int64_t tiles = ceil_div(visit.end - begin, visit.width) * (last_panel - first_panel) *
-                                 ceil_div(panel_lines_ * target_.taps / tile_taps_, call.ops.lines[shift_]);
+      std::int64_t tiles = 0;
+      for (std::int64_t p = first_panel; p < last_panel; ++p) tiles += tiles_of(call, p);
+      tiles *= ceil_div(visit.end - begin, visit.width);
       for (std::int64_t line = 0; line < source_.lines(); line += part_lines_) {
         visit.first_line = line;
         visit.last_line = std::min(line + part_lines_, source_.lines());
@@ -395,7 +403,7 @@ class PatchProducts final : public Kernel {
     job.c = places.to + places.vector_places[0];
     job.accumulate = visit.first_line > 0;
     job.past_caches = places.past_caches;
-    const std::int64_t tiles = ceil_div(rows, visit.call.rows);
+    const std::int64_t tiles = tiles_of(visit.call, panel);
     for (std::int64_t i = 0; i < tiles; ++i) {
       const std::int64_t begin = rows * i / tiles;
       job.a_places = weight_places_.data() + begin;
@@ -419,7 +427,7 @@ class PatchProducts final : public Kernel {
     job.b = visit.cells + (column - visit.begin) * part_depth();
     job.b_step = visit.width;
     job.depth = (visit.last_line - visit.first_line) * source_.taps;
-    const std::int64_t tiles = ceil_div(lines, visit.call.ops.lines[shift_]);
+    const std::int64_t tiles = tiles_of(visit.call, panel);
     for (std::int64_t i = 0; i < tiles; ++i) {
       const std::int64_t begin = lines * i / tiles;
       const std::int64_t end = lines * (i + 1) / tiles;
@@ -576,7 +584,7 @@ Proposal propose_patch_products(const Problem& problem, const DeviceProperties& 
   const std::int64_t patch = problem.out_channels_per_group() * taps;
   const std::int64_t rows = forward ? patch : problem.in_channels_per_group();
   const std::int64_t depth = forward ? problem.in_channels_per_group() : patch;
-  if (cells == 0 || problem.batch == 0 || rows < kMostLanes || depth == 0 || depth > kMostDepth ||
+  if (cells == 0 || problem.batch == 0 || rows < kMostLanes || depth == 0 || (forward && depth > kMostDepth) ||
       problem.axes[2].kernel > kPanelRows) {
     return Proposal::decline("needs more channels and cells");
   }
