@@ -4,19 +4,27 @@
 // The input is rows of the product where it lies, and results are summed where they belong. Patches alone are packed,
 // in panels of columns, k. Each element is one chain of multiply-adds in an order that depends on the layer alone.
 #include <algorithm>
+#include <array>
+#include <utility>
 #include <vector>
 
 #include "cpu/blocking.h"
 #include "cpu/panels.h"
+#include "cpu/patch_sides.h"
+#include "cpu/patches_simd.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
+#include "cpu/weight_blocks.h"
 
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kFewestRows = 96;     // input channels: what is packed is used for all of them
-constexpr std::int64_t kFewestColumns = 32;  // cells of an image, and k
+constexpr std::int64_t kFewestChannels = 32;  // of the input: what is packed is used for all of them
+constexpr std::int64_t kFewestRows = 96;      // of a block of them
+constexpr std::int64_t kFewestColumns = 32;   // cells of an image, and k
 constexpr std::int64_t kColumns = kMostVectors * kMostLanes;
+constexpr std::int64_t kTasksWanted = 8;    // for which partial sums are made
+constexpr std::int64_t kFewestSteps = 2;    // of a split
 constexpr std::int64_t kTasksOfThread = 4;  // no more are needed to keep it busy
 
 // Where patches lie in grad_output: that of a cell begins where the cell does, and its k are at the same distances.
@@ -48,6 +56,26 @@ class PatchPlaces {
   template <typename T>
   void load(const T* image, std::int64_t first_k, std::int64_t k_count, std::int64_t first_cell,
             std::int64_t cell_count, T* to, std::int64_t to_step) const {
+    // Kernel rows are taken apart as a whole, if all of them are wanted.
+    if (first_k % step_ == 0 && k_count % step_ == 0) {
+      std::vector<LineSegment> segments;
+      for (std::int64_t cell = 0, count = 0; cell < cell_count; cell += count) {
+        const std::int64_t within = (first_cell + cell) % row_;
+        count = std::min(cell_count - cell, row_ - within);
+        segments.push_back({0, of_row_[(first_cell + cell) / row_] + within * step_, cell, count});
+      }
+      SplitLine<T> job;
+      job.taps = step_;
+      job.segments = segments.data();
+      job.count = std::ssize(segments);
+      job.to_step = to_step;
+      for (std::int64_t k = 0; k < k_count; k += step_) {
+        job.from = image + of_k_[first_k + k];
+        job.to = to + k * to_step;
+        patch_ops<T>().split_line(job);
+      }
+      return;
+    }
     constexpr std::int64_t kShort = 16;
     const ElementOps<T, T>& ops = element_ops<T, T>();
     for (std::int64_t k = 0; k < k_count; ++k) {
@@ -80,10 +108,16 @@ template <typename T>
 class PatchWeights final : public Kernel {
  public:
   PatchWeights(const Problem& problem, std::int64_t threads)
-      : problem_(problem), places_(problem), rows_(problem.in_channels_per_group()) {
+      : problem_(problem), places_(problem), side_(side_of_output(problem)), rows_(problem.in_channels_per_group()) {
     cells_ = 1;
     for (const Axis& axis : problem.axes) cells_ *= axis.input;
     panels_ = ceil_div(places_.depth(), kColumns) * problem.groups;
+    most_cells_ = even_parts(cells_, kDepthInPlace);
+    // Partial sums, where panels are few: as many as the layer has room for, whatever the threads.
+    const std::int64_t steps = problem.batch * ceil_div(cells_, most_cells_);
+    const std::int64_t room = room_for_partials(problem) / std::max<std::int64_t>(partial_size(), 1);
+    splits_ = std::clamp<std::int64_t>(std::min({kTasksWanted / panels_, room, steps / kFewestSteps}), 1, kTasksWanted);
+    panels_ *= splits_;
     // Blocks of rows, each of which packs for itself, where panels alone would leave threads idle.
     std::int64_t blocks = 1;
     while (panels_ * blocks < kTasksOfThread * threads && panels_ * blocks % threads != 0 &&
@@ -94,18 +128,38 @@ class PatchWeights final : public Kernel {
     blocks_ = ceil_div(rows_, block_);
   }
 
+  std::size_t workspace_bytes() const { return splits_ > 1 ? splits_ * partial_size() * sizeof(T) : 0; }
+
   void run(const Buffers& buffers, const Execution& execution) const override {
-    for_each_task(execution, panels_ * blocks_, [&](std::int64_t task) {
+    const auto* const grad = static_cast<const T*>(buffers.output);
+    const auto* const input = static_cast<const T*>(buffers.input);
+    auto* const weight = static_cast<T*>(buffers.weight);
+    auto* const partials = static_cast<T*>(buffers.workspace);
+    const auto sum = [&](std::int64_t task) {
+      const std::int64_t split = task / blocks_ % splits_;
       const std::int64_t first = task % blocks_ * block_;
       const std::int64_t rows = std::min(block_, rows_ - first);
-      grad_weight(static_cast<const T*>(buffers.output), static_cast<const T*>(buffers.input),
-                  static_cast<T*>(buffers.weight), task / blocks_, first, rows);
+      T* const to = splits_ > 1 ? partials + split * partial_size() : weight;
+      const std::int64_t step = splits_ > 1 ? places_.depth() : problem_.weight_strides[0];
+      grad_weight(grad, input, to, step, task / blocks_ / splits_, split, first, rows);
+    };
+    if (splits_ == 1) return for_each_task(execution, panels_ * blocks_, sum);
+    for_each_step(execution, {panels_ * blocks_, problem_.in_channels}, [&](std::size_t step, std::int64_t task) {
+      if (step == 0) return sum(task);
+      T* const to = weight + task * problem_.weight_strides[0];
+      for (std::int64_t k = 0; k < places_.depth(); ++k) {
+        T all = 0;
+        for (std::int64_t split = 0; split < splits_; ++split) {
+          all += partials[split * partial_size() + task * places_.depth() + k];
+        }
+        to[k] = all;
+      }
     });
   }
 
   std::string describe() const override {
-    return "patches, " + std::to_string(panels_) + " panels, " + std::to_string(blocks_) + " blocks of " +
-           std::to_string(block_) + " input channels, " + target_name();
+    return "patches, " + std::to_string(panels_) + " panels in " + std::to_string(splits_) + " splits, " +
+           std::to_string(blocks_) + " blocks of " + std::to_string(block_) + " input channels, " + target_name();
   }
 
  private:
@@ -114,6 +168,8 @@ class PatchWeights final : public Kernel {
     Scratch<T> panel;
     Scratch<T> sums;
   };
+
+  std::int64_t partial_size() const { return problem_.in_channels * places_.depth(); }
 
   const T* image_of(const T* grad, std::int64_t image, std::int64_t group) const {
     return grad + image * problem_.output_strides[0] +
@@ -139,7 +195,7 @@ class PatchWeights final : public Kernel {
     // a: `depth` elements of each row, a_step apart. pack(n, count, width, panel) packs `count` columns from column n
     // on as [depth][width].
     template <typename Pack>
-    void add(const T* a, std::int64_t a_step, std::int64_t depth, const Pack& pack) {
+    void add(const T* a, std::int64_t a_step, std::int64_t depth, Ahead<T> ahead, const Pack& pack) {
       T* const packed = memory_.panel.get(depth * width_);
       const std::int64_t panel = size_.vectors * math_.lanes;
       for (std::int64_t n = 0; n < columns_; n += panel) {
@@ -149,18 +205,39 @@ class PatchWeights final : public Kernel {
         if (count < width) std::fill_n(to, depth * width, T{0});
         pack(n, count, width, to);
       }
-      CellList cells;
-      cells.add(0, a_step, 0, own_ != nullptr ? width_ : to_step_, rows_);
+      T* const c = own_ != nullptr ? own_ : to_;
+      const std::int64_t c_step = own_ != nullptr ? width_ : to_step_;
+      const std::int64_t tiles = ceil_div(rows_, size_.rows);
+      const std::int64_t lines = ceil_div(ahead.lines(), tiles * ceil_div(columns_, panel));
       const std::int64_t zero = 0;
       MultiplyCells<T> job;
-      job.a = a;
       job.offsets = &zero;
       job.places = &zero;
       job.parts = 1;
       job.depth = depth;
-      job.c = own_ != nullptr ? own_ : to_;
       job.accumulate = begun_;
-      cells.multiply(math_, size_, columns_, Panels<T>{packed, depth}, job);
+      for (std::int64_t n = 0; n < columns_; n += panel) {
+        job.b_step = panel_width(math_, panel, columns_, n);
+        job.b = packed + n * depth;
+        for (std::int64_t i = 0; i < tiles; ++i) {
+          const std::int64_t begin = rows_ * i / tiles;
+          const std::int64_t end = rows_ * (i + 1) / tiles;
+          // Those of the tile, and as many that follow.
+          std::array<std::int64_t, 2 * kMostCells> a_places;
+          std::array<std::int64_t, 2 * kMostCells> c_places;
+          for (std::int64_t m = 0; m < 2 * (end - begin); ++m) {
+            const std::int64_t row = std::min(begin + m, rows_ - 1);
+            a_places[m] = row * a_step;
+            c_places[m] = row * c_step;
+          }
+          job.a = a;
+          job.a_places = a_places.data();
+          job.c = c + n;
+          job.c_places = c_places.data();
+          math_.multiply_cells[0][end - begin - 1][job.b_step / math_.lanes - 1](job);
+          ahead.ask(lines);
+        }
+      }
       begun_ = true;
     }
 
@@ -184,38 +261,50 @@ class PatchWeights final : public Kernel {
     bool begun_ = false;
   };
 
-  void grad_weight(const T* grad, const T* input, T* weight, std::int64_t panel, std::int64_t first_row,
-                   std::int64_t rows) const {
+  // Some rows and a panel of k, summed over the steps of a split.
+  void grad_weight(const T* grad, const T* input, T* weight, std::int64_t weight_step, std::int64_t panel,
+                   std::int64_t split, std::int64_t first_row, std::int64_t rows) const {
     thread_local Memory memory;
     const std::int64_t in_group = ceil_div(places_.depth(), kColumns);
     const std::int64_t k = panel % in_group * kColumns;
     const std::int64_t group = panel / in_group;
     const std::int64_t row = group * rows_ + first_row;
-    Sums sums(weight + row * problem_.weight_strides[0] + k, problem_.weight_strides[0], rows,
-              std::min(kColumns, places_.depth() - k), memory);
-    const std::int64_t most = even_parts(cells_, kDepthInPlace);
-    const std::int64_t line = round_up(most, kMostLanes) + kMostLanes;
+    Sums sums(weight + row * weight_step + k, weight_step, rows, std::min(kColumns, places_.depth() - k), memory);
+    const std::int64_t line = round_up(most_cells_, kMostLanes) + kMostLanes;
     T* const lines = memory.lines.get(kColumns * line);
-    for (std::int64_t image = 0; image < problem_.batch; ++image) {
+    const std::int64_t in_image = ceil_div(cells_, most_cells_);
+    const std::int64_t steps = problem_.batch * in_image;
+    for (std::int64_t step = steps * split / splits_; step < steps * (split + 1) / splits_; ++step) {
+      const std::int64_t image = step / in_image;
+      const std::int64_t cell = step % in_image * most_cells_;
       const T* const patches = image_of(grad, image, group);
-      for (std::int64_t cell = 0; cell < cells_; cell += most) {
-        const std::int64_t depth = std::min(most, cells_ - cell);
-        sums.add(input + image * problem_.input_strides[0] + row * problem_.input_strides[1] + cell,
-                 problem_.input_strides[1], depth, [&](std::int64_t n, std::int64_t count, std::int64_t width, T* to) {
-                   places_.load(patches, k + n, count, cell, depth, lines, line);
-                   element_ops<T, T>().load_channels(lines, line, to, width, count, depth);
-                 });
+      const std::int64_t depth = std::min(most_cells_, cells_ - cell);
+      const std::int64_t next = step + 1;
+      Ahead<T> ahead;
+      if (next < steps * (split + 1) / splits_) {
+        const std::int64_t first = next / in_image * cells_ + next % in_image * most_cells_;
+        ahead = Ahead<T>(grad + group * side_.group_step, side_, k / side_.taps, kColumns / side_.taps, first,
+                         std::min(first + most_cells_, (next / in_image + 1) * cells_));
       }
+      sums.add(input + image * problem_.input_strides[0] + row * problem_.input_strides[1] + cell,
+               problem_.input_strides[1], depth, std::move(ahead),
+               [&](std::int64_t n, std::int64_t count, std::int64_t width, T* to) {
+                 places_.load(patches, k + n, count, cell, depth, lines, line);
+                 element_ops<T, T>().load_channels(lines, line, to, width, count, depth);
+               });
     }
     sums.finish();
   }
 
   Problem problem_;
   PatchPlaces places_;
-  std::int64_t rows_ = 0;   // input channels of a group
-  std::int64_t cells_ = 1;  // of an image
-  std::int64_t panels_ = 1;
-  std::int64_t block_ = 1;  // rows of a task
+  Side side_;                    // of the gradient of the output
+  std::int64_t rows_ = 0;        // input channels of a group
+  std::int64_t cells_ = 1;       // of an image
+  std::int64_t most_cells_ = 1;  // of a step
+  std::int64_t panels_ = 1;      // of all splits
+  std::int64_t splits_ = 1;      // that have partial sums each
+  std::int64_t block_ = 1;       // rows of a task
   std::int64_t blocks_ = 1;
 };
 
@@ -243,17 +332,18 @@ Proposal propose_patch_weights(const Problem& problem, const DeviceProperties& d
   if ((problem.out_channels_per_group() > 1 && problem.weight_strides[1] != taps) || problem.output_strides[4] != 1) {
     return Proposal::decline("needs contiguous tensors");
   }
-  if (taps == 1 || problem.batch == 0 || problem.in_channels_per_group() < kFewestRows ||
+  if (taps == 1 || problem.batch == 0 || problem.in_channels_per_group() < kFewestChannels ||
       std::min(cells, depth) < kFewestColumns) {
     return Proposal::decline("needs more channels and cells");
   }
-  Proposal proposal;
-  if (problem.dtype == DType::f64) {
-    proposal.kernel = std::make_shared<PatchWeights<double>>(problem, threads);
-  } else {
-    proposal.kernel = std::make_shared<PatchWeights<float>>(problem, threads);
-  }
-  return proposal;
+  const auto propose = []<typename T>(std::shared_ptr<PatchWeights<T>> kernel) {
+    Proposal proposal;
+    proposal.workspace_bytes = kernel->workspace_bytes();
+    proposal.kernel = std::move(kernel);
+    return proposal;
+  };
+  if (problem.dtype == DType::f64) return propose(std::make_shared<PatchWeights<double>>(problem, threads));
+  return propose(std::make_shared<PatchWeights<float>>(problem, threads));
 }
 
 }  // namespace tconv::cpu

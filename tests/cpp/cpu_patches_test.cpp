@@ -68,7 +68,7 @@ Problem random_layer(Random& random, Direction direction) {
 }
 
 // One layer in how many has to be taken: gradients of weights need many channels.
-int share_of(Direction direction) { return direction == Direction::grad_weight ? 40 : 2; }
+int share_of(Direction direction) { return direction == Direction::grad_weight ? 8 : 2; }
 
 TEST(Patches, RandomLayers) {
   Random random(31);
@@ -130,6 +130,28 @@ TEST(Patches, ManyChannels) {
       compute_exact(problem, tensors);
       EXPECT_TRUE(check(problem, tensors) || (deep && direction == Direction::grad_weight)) << to_string(problem);
     }
+  }
+}
+
+// Few weights and many cells, summed in parts.
+TEST(Patches, PartialSums) {
+  Random random(36);
+  for (const std::int64_t stride : {2, 3}) {
+    Problem problem;
+    problem.direction = Direction::grad_weight;
+    problem.batch = 3;
+    problem.in_channels = 40;
+    problem.out_channels = 8;
+    problem.axes[1] = Axis{40, 2, 2, 1, 0, 0, 0};
+    problem.axes[2] = Axis{57, stride, stride, 1, 0, 0, 0};
+    set_contiguous(problem);
+    Tensors tensors(problem, random);
+    compute_exact(problem, tensors);
+    check(problem, tensors);
+    const auto chosen = plan(problem, {}, "phases");
+    EXPECT_EQ(chosen->kernel->describe().find(" 1 splits"), std::string::npos) << chosen->kernel->describe();
+    EXPECT_GT(chosen->workspace_bytes, 0U);
+    expect_threads_change_nothing(problem, "phases", random);
   }
 }
 
