@@ -180,7 +180,8 @@ class PatchProducts final : public Kernel {
     block_columns_ = columns();
     // Each split of the taps packs the cells again, each of the cells the weights, if they are not shared.
     if (shares_weights_ || !forward_)
-      block_columns_ = std::clamp(columns() / (kTasksOfThread * threads) / visit_, 1L, kMostVisits) * visit_;
+      block_columns_ =
+          std::clamp(columns() / (kTasksOfThread * threads) / visit_, std::int64_t{1}, kMostVisits) * visit_;
     const std::int64_t fewest_panels = ceil_div(kFewestRows, panel_lines_ * target_.taps);
     for (;;) {
       panel_blocks_ = ceil_div(panels_, block_panels_);
@@ -456,32 +457,14 @@ class PatchProducts final : public Kernel {
 
 Proposal propose_patch_products(const Problem& problem, const DeviceProperties& device) {
   const std::int64_t threads = std::max(device.threads, 1);
-  if (problem.dtype != DType::f32 && problem.dtype != DType::f64) return Proposal::decline("computes in place");
+  if (const char* const reason = why_no_patches(problem)) return Proposal::decline(reason);
   const bool forward = problem.direction == Direction::forward;
-  std::int64_t taps = 1;
-  std::int64_t cells = 1;
-  for (int a = kSpatialAxes - 1; a >= 0; --a) {
-    const Axis& axis = problem.axes[a];
-    if (axis.kernel != axis.stride || axis.dilation != 1 || axis.pad_begin != 0 ||
-        axis.output() < axis.input * axis.stride || (forward && axis.output() > axis.input * axis.stride)) {
-      return Proposal::decline("needs kernel == stride");
-    }
-    if ((axis.input > 1 && problem.input_strides[2 + a] != cells) ||
-        (axis.kernel > 1 && problem.weight_strides[2 + a] != taps)) {
-      return Proposal::decline("needs contiguous tensors");
-    }
-    taps *= axis.kernel;
-    cells *= axis.input;
-  }
-  if ((problem.out_channels_per_group() > 1 && problem.weight_strides[1] != taps) ||
-      (problem.axes[2].output() > 1 && problem.output_strides[4] != 1)) {
-    return Proposal::decline("needs contiguous tensors");
-  }
-  const std::int64_t patch = problem.out_channels_per_group() * taps;
-  const std::int64_t rows = forward ? patch : problem.in_channels_per_group();
-  const std::int64_t depth = forward ? problem.in_channels_per_group() : patch;
-  if (cells == 0 || problem.batch == 0 || rows < kMostLanes || depth == 0 || (forward && depth > kMostDepth) ||
-      problem.axes[2].kernel > kPanelRows) {
+  const Side input = side_of_input(problem);
+  const Side output = side_of_output(problem);
+  const std::int64_t patch = output.lines() * output.taps;
+  const std::int64_t rows = forward ? patch : input.lines();
+  if (rows < kMostLanes || patch == 0 || input.lines() == 0 || (forward && input.lines() > kMostDepth) ||
+      output.taps > kPanelRows) {
     return Proposal::decline("needs more channels and cells");
   }
   const auto propose = [&]<typename T>(std::shared_ptr<PatchProducts<T>> kernel) {

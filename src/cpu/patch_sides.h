@@ -11,6 +11,33 @@
 
 namespace tconv::cpu {
 
+// Why the tensors of a problem are not cells and their patches side by side, or nothing.
+inline const char* why_no_patches(const Problem& problem) {
+  if (problem.dtype != DType::f32 && problem.dtype != DType::f64) return "computes in place";
+  const bool forward = problem.direction == Direction::forward;
+  std::int64_t taps = 1;
+  std::int64_t cells = 1;
+  for (int a = kSpatialAxes - 1; a >= 0; --a) {
+    const Axis& axis = problem.axes[a];
+    // Outputs that no cell has must at least not be written.
+    const std::int64_t rest = axis.output() - axis.input * axis.stride;
+    if (axis.kernel != axis.stride || axis.dilation != 1 || axis.pad_begin != 0 || rest < 0 || (forward && rest > 0)) {
+      return "needs kernel == stride";
+    }
+    if ((axis.input > 1 && problem.input_strides[2 + a] != cells) ||
+        (axis.kernel > 1 && problem.weight_strides[2 + a] != taps)) {
+      return "needs contiguous tensors";
+    }
+    taps *= axis.kernel;
+    cells *= axis.input;
+  }
+  if ((problem.out_channels_per_group() > 1 && problem.weight_strides[1] != taps) ||
+      (problem.axes[2].output() > 1 && problem.output_strides[4] != 1)) {
+    return "needs contiguous tensors";
+  }
+  return cells == 0 || problem.batch == 0 ? "needs cells" : nullptr;
+}
+
 // Where the elements of a tensor are, seen from the cells: each has some lines (of channels and kernel rows), and in
 // each of them as many elements side by side as there are taps in a row.
 struct Side {

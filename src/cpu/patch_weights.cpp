@@ -312,29 +312,12 @@ class PatchWeights final : public Kernel {
 
 Proposal propose_patch_weights(const Problem& problem, const DeviceProperties& device) {
   const std::int64_t threads = std::max(device.threads, 1);
-  if (problem.dtype != DType::f32 && problem.dtype != DType::f64) return Proposal::decline("computes in place");
-  std::int64_t taps = 1;
-  std::int64_t cells = 1;
-  for (int a = kSpatialAxes - 1; a >= 0; --a) {
-    const Axis& axis = problem.axes[a];
-    if (axis.kernel != axis.stride || axis.dilation != 1 || axis.pad_begin != 0 ||
-        axis.output() < axis.input * axis.stride) {
-      return Proposal::decline("needs kernel == stride");
-    }
-    if ((axis.input > 1 && problem.input_strides[2 + a] != cells) ||
-        (axis.kernel > 1 && problem.weight_strides[2 + a] != taps)) {
-      return Proposal::decline("needs contiguous tensors");
-    }
-    taps *= axis.kernel;
-    cells *= axis.input;
-  }
-  const std::int64_t depth = problem.out_channels_per_group() * taps;
-  if ((problem.out_channels_per_group() > 1 && problem.weight_strides[1] != taps) || problem.output_strides[4] != 1) {
-    return Proposal::decline("needs contiguous tensors");
-  }
-  if (taps == 1 || problem.batch == 0 || problem.in_channels_per_group() < kFewestChannels ||
-      std::min(cells, depth) < kFewestColumns) {
-    return Proposal::decline("needs more channels and cells");
+  if (const char* const reason = why_no_patches(problem)) return Proposal::decline(reason);
+  const Side output = side_of_output(problem);
+  const std::int64_t depth = output.lines() * output.taps;
+  if (depth == problem.out_channels_per_group() || problem.in_channels_per_group() < kFewestChannels ||
+      std::min(output.cells, depth) < kFewestColumns) {
+    return Proposal::decline("needs more taps, channels and cells");
   }
   const auto propose = []<typename T>(std::shared_ptr<PatchWeights<T>> kernel) {
     Proposal proposal;

@@ -249,7 +249,7 @@ void split_segment_of(std::int64_t taps, const T* from, T* to, std::int64_t to_s
 // Short segments whose cells follow each other are put side by side first.
 template <typename T>
 void split_line(const SplitLine<T>& job) {
-  constexpr std::int64_t kRoom = 512;   // elements
+  constexpr std::int64_t kRoom = 512;  // elements
   constexpr std::int64_t kShort = 32;  // cells
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   const hn::ScalableTag<T> tag;
@@ -258,7 +258,8 @@ void split_line(const SplitLine<T>& job) {
   for (const LineSegment* segment = job.segments; segment != end;) {
     const LineSegment* next = segment + 1;
     std::int64_t count = segment->count;
-    while (segment->count < kShort && next != end && next->to == segment->to + count && (count + next->count) * job.taps <= kRoom) {
+    while (segment->count < kShort && next != end && next->to == segment->to + count &&
+           (count + next->count) * job.taps <= kRoom) {
       count += next++->count;
     }
     if (next == segment + 1) {
@@ -292,7 +293,7 @@ class Gathered {
     }
     while (count > 0) {
       const std::int64_t here = std::min(count, kRoom - end_);
-      for (std::int64_t i = 0; i < here; i += kLanes) hn::StoreU(hn::LoadU(tag_, from + i), tag_, data_ + end_ + i);
+      for (std::int64_t i = 0; i < here; i += kLanes) hn::StoreU(hn::LoadU(kTag, from + i), kTag, data_ + end_ + i);
       from += here;
       count -= here;
       end_ += here;
@@ -310,8 +311,8 @@ class Gathered {
  private:
   void copy_few_of_line(std::int64_t first, std::int64_t last) {
     std::int64_t i = first;
-    for (; i + kLanes <= last; i += kLanes) hn::StoreU(hn::LoadU(tag_, data_ + i), tag_, to_ + i);
-    if (i < last) copy_few(tag_, data_ + i, to_ + i, last - i);
+    for (; i + kLanes <= last; i += kLanes) hn::StoreU(hn::LoadU(kTag, data_ + i), kTag, to_ + i);
+    if (i < last) copy_few(kTag, data_ + i, to_ + i, last - i);
   }
 
   void put_lines() {
@@ -323,17 +324,17 @@ class Gathered {
     }
     for (; line + kLine <= end_; line += kLine) {
       for (std::int64_t v = 0; v < kLine; v += kLanes) {
-        hn::Stream(hn::Load(tag_, data_ + line + v), tag_, to_ + line + v);
+        hn::Stream(hn::Load(kTag, data_ + line + v), kTag, to_ + line + v);
       }
     }
     for (std::int64_t v = 0; line > 0 && v < kLine; v += kLanes) {
-      hn::Store(hn::Load(tag_, data_ + line + v), tag_, data_ + v);
+      hn::Store(hn::Load(kTag, data_ + line + v), kTag, data_ + v);
     }
     to_ += line;
     end_ -= line;
   }
 
-  static constexpr hn::ScalableTag<T> tag_{};
+  static constexpr hn::ScalableTag<T> kTag{};
   static constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   static constexpr std::int64_t kLine = 64 / sizeof(T);
   static constexpr std::int64_t kRoom = 64 * kLine;
