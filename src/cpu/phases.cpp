@@ -11,16 +11,17 @@ namespace {
 Proposal propose_as_it_is(const Problem& problem, const DeviceProperties& device) {
   switch (problem.direction) {
     case Direction::forward: {
-      const Proposal proposal = propose_tap_rows(problem, device);
+      Proposal proposal = propose_patch_products(problem, device);
+      if (proposal.kernel == nullptr) proposal = propose_tap_rows(problem, device);
       return proposal.kernel != nullptr ? proposal : propose_correlate(problem, device);
     }
     case Direction::grad_input: {
-      Proposal proposal = propose_patches(problem, device);
+      Proposal proposal = propose_patch_products(problem, device);
       if (proposal.kernel == nullptr) proposal = propose_windows(problem);
       return proposal.kernel != nullptr ? proposal : propose_correlate(problem, device);
     }
     case Direction::grad_weight: {
-      Proposal proposal = propose_patches(problem, device);
+      Proposal proposal = propose_patch_weights(problem, device);
       return proposal.kernel != nullptr ? proposal : propose_grad_weight(problem);
     }
     case Direction::grad_bias: return propose_grad_bias(problem);

@@ -34,8 +34,9 @@ Proposal propose_depthwise_line_gradients(const Problem& problem);
 Proposal propose_depthwise_row_gradients(const Problem& problem);
 // forward of few output channels
 Proposal propose_tap_rows(const Problem& problem, const DeviceProperties& device);
-// Gradients of kernel == stride where input, weights and their gradients are used in place.
-Proposal propose_patches(const Problem& problem, const DeviceProperties& device);
+// kernel == stride where rows lie side by side: forward and grad_input, and grad_weight.
+Proposal propose_patch_products(const Problem& problem, const DeviceProperties& device);
+Proposal propose_patch_weights(const Problem& problem, const DeviceProperties& device);
 
 // make<E, T>() with the element type of the problem and the type that it is computed in.
 template <typename Make>

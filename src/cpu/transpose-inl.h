@@ -163,6 +163,17 @@ void load_transposed(const Line& line, T* to, std::int64_t to_step, std::int64_t
   }
 }
 
+// The first `count` elements, fewer than a vector has.
+template <class D, typename T = hn::TFromD<D>>
+HWY_INLINE void copy_few(D tag, const T* from, T* to, std::int64_t count) {
+  if constexpr (kMaskedStores) {
+    const auto some = hn::FirstN(tag, count);
+    hn::BlendedStore(hn::MaskedLoad(some, tag, from), some, tag, to);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
+  }
+}
+
 // A row of results, rounded; past the caches in whole lines.
 template <typename E, typename T>
 void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
@@ -172,14 +183,19 @@ void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
     constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
     constexpr std::int64_t kLine = 64 / sizeof(T);
     if (past_caches) {
-      for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
-      for (; i + kLine <= count; i += kLine) {
+      const auto address = reinterpret_cast<std::uintptr_t>(to);
+      const std::int64_t end = std::min(count, static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(T)));
+      for (; i + kLanes <= end; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+      if (i < end) copy_few(tag, from + i, to + i, end - i);
+      for (i = end; i + kLine <= count; i += kLine) {
         for (std::int64_t v = 0; v < kLine; v += kLanes) hn::Stream(hn::LoadU(tag, from + i + v), tag, to + i + v);
       }
     }
     for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
+    if (i < count) copy_few(tag, from + i, to + i, count - i);
+  } else {
+    for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
   }
-  for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
 }
 
 }  // namespace HWY_NAMESPACE
