@@ -39,6 +39,8 @@ struct AxisMap {
   // Cells are cut at multiples of this. With more than one, rows of the packed line share no gaps along the axis, and
   // whoever sets it makes room for what is read beyond by raising `highest`.
   std::int64_t unit = 1;
+  // Rows may be cut into pieces of at least so many cells where tiles then have less around them; 0: they may not.
+  std::int64_t fewest_in_row = 0;
 };
 
 // Target: the output, one lattice per phase. Source: the input as it is.

@@ -11,6 +11,7 @@ constexpr double kSumsShareAlone = 0.8;  // where each task packs its own weight
 constexpr double kSourceShare = 0.4;
 constexpr double kSourceShareGroups = 0.5;  // where groups are interleaved: packing costs more than anything else
 constexpr double kWeightsShare = 0.4;
+constexpr std::int64_t kFewestInRow = 32;     // cells of a piece of a row that is cut
 constexpr std::int64_t kFewestCells = 64;     // fewer leave too little to do for what is packed
 constexpr std::int64_t kTasksWanted = 16;     // no more are needed to keep the threads busy
 constexpr std::int64_t kPanel = 14;           // target channels are cut at multiples of this
@@ -51,6 +52,10 @@ AxisMaps maps_of(const Problem& problem) {
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];
     maps[a] = problem.direction == Direction::forward ? map_from_whole_output(axis) : map_from_input(axis);
+  }
+  // Where groups are interleaved, packing costs more than anything else, and products leave out what lies between rows.
+  if (problem.direction == Direction::grad_input && Roles(problem).interleaved > 1) {
+    maps[kSpatialAxes - 1].fewest_in_row = kFewestInRow;
   }
   return maps;
 }

@@ -82,7 +82,7 @@ class Correlate final : public Kernel {
     const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
     const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
     // Many phases are better interleaved while they are transposed.
-    const bool gathers = tiling_.row_phases() > 4 && targets >= kMostLanes / 2;
+    const bool gathers = tiling_.row_phases() > kMostLattices && targets >= kMostLanes / 2;
     double transposing = depth >= kLongSum ? 1 : 1.5;
     if (roles_.target_strides[1] == 1) transposing = 1 / transposing;  // then the other way around
     cells_are_columns_ = !channels_inside_ && !gathers && split * waste(length) <= transposing * waste(targets);

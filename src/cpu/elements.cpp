@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cpu/groups-inl.h"
+#include "cpu/lattices-inl.h"
 #include "cpu/simd.h"
 #include "cpu/transpose-inl.h"
 
@@ -204,34 +205,40 @@ void interleave(const Interleave<E, T>& job) {
   }
 }
 
+// One cell of one phase.
+template <typename E, typename T>
+HWY_INLINE void store_cell(const StoreCells<E, T>& job, const T* HWY_RESTRICT from, E* HWY_RESTRICT to) {
+  std::int64_t c = 0;
+  if constexpr (std::is_same_v<E, T>) {
+    const hn::ScalableTag<T> tag;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+    const auto with_bias = [&](auto values) {
+      return job.bias == nullptr ? values : hn::Add(values, hn::LoadU(tag, job.bias + c));
+    };
+    if (job.channel_step == 1) {
+      for (; c + lanes <= job.channels; c += lanes) {
+        const auto values = with_bias(hn::LoadU(tag, from + c));
+        job.past_caches ? hn::Stream(values, tag, to + c) : hn::StoreU(values, tag, to + c);
+      }
+    } else if (Strided<T>::fits(job.channel_step)) {
+      const Strided<T> strided(job.channel_step);
+      for (; c + lanes <= job.channels; c += lanes) {
+        hn::StoreU(with_bias(strided(from + c * job.channel_step)), tag, to + c);
+      }
+    }
+  }
+  for (; c < job.channels; ++c) {
+    to[c] = narrow<E, T>(from[c * job.channel_step] + (job.bias == nullptr ? T{0} : widen<E, T>(job.bias[c])));
+  }
+}
+
 template <typename E, typename T>
 void store_cells(const StoreCells<E, T>& job) {
   if (job.interleaved == 2) return store_groups<E, T, 2>(job);
   if (job.interleaved == 4) return store_groups<E, T, 4>(job);
   for (std::int64_t i = 0; i < job.cells; ++i) {
-    const T* HWY_RESTRICT from = job.from + i * job.cell_step;
-    E* HWY_RESTRICT to = job.to + i * job.to_step;
-    std::int64_t c = 0;
-    if constexpr (std::is_same_v<E, T>) {
-      const hn::ScalableTag<T> tag;
-      const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-      const auto with_bias = [&](auto values) {
-        return job.bias == nullptr ? values : hn::Add(values, hn::LoadU(tag, job.bias + c));
-      };
-      if (job.channel_step == 1) {
-        for (; c + lanes <= job.channels; c += lanes) {
-          const auto values = with_bias(hn::LoadU(tag, from + c));
-          job.past_caches ? hn::Stream(values, tag, to + c) : hn::StoreU(values, tag, to + c);
-        }
-      } else if (Strided<T>::fits(job.channel_step)) {
-        const Strided<T> strided(job.channel_step);
-        for (; c + lanes <= job.channels; c += lanes) {
-          hn::StoreU(with_bias(strided(from + c * job.channel_step)), tag, to + c);
-        }
-      }
-    }
-    for (; c < job.channels; ++c) {
-      to[c] = narrow<E, T>(from[c * job.channel_step] + (job.bias == nullptr ? T{0} : widen<E, T>(job.bias[c])));
+    for (std::int64_t p = 0; p < job.phases; ++p) {
+      store_cell(job, job.from + job.places[p] + i * job.cell_step, job.to + i * job.to_step + p * job.phase_step);
     }
   }
 }
@@ -500,9 +507,10 @@ double sum(const E* from, std::int64_t step, std::int64_t count) {
 
 template <typename E, typename T>
 ElementOps<E, T> make_element_ops() {
-  return {load<E, T>,        store<E, T>,        interleave<E, T>,    store_rows<E, T>,
-          store_cells<E, T>, load_groups<E, T>,  load_channels<E, T>, load_lines<E, T>,
-          scatter<E, T>,     pack_weights<E, T>, add<E, T>,           sum<E, T>};
+  return {load<E, T>,          store<E, T>,      interleave<E, T>,   store_rows<E, T>,
+          store_cells<E, T>,   take_apart<E, T>, put_together<E, T>, load_groups<E, T>,
+          load_channels<E, T>, load_lines<E, T>, scatter<E, T>,      pack_weights<E, T>,
+          add<E, T>,           sum<E, T>};
 }
 
 const ElementOps<float, float>& float_elements() {

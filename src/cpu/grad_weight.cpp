@@ -93,7 +93,9 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   const std::int64_t widest =
       std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
   const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });
-  blocking.cells = std::clamp<std::int64_t>((alone ? kMostPackedAlone : kMostPacked) / widest, 128, 2048);
+  // Of interleaved groups, all phases of a row are packed together.
+  const bool small = alone || blocking.interleaved > 1;
+  blocking.cells = std::clamp<std::int64_t>((small ? kMostPackedAlone : kMostPacked) / widest, 128, 2048);
   if (blocking.taps_are_rows) {
     // Where there is no room for partial sums, blocks of input channels are the tasks.
     const bool one_split = room_for_partials(problem) < 2 * taps * outputs * blocking.inputs;
@@ -194,7 +196,11 @@ class GradWeight final : public Kernel {
     const bool transposes = std::is_same_v<E, T> && problem_.output_strides[4] == 1 &&
                             tiling_.row_phases() <= kMostAlternating && groups == 1;
     const bool side_by_side = blocking_.along_inputs && (problem_.output_strides[1] == 1 || transposes);
-    const std::int64_t together = side_by_side && transposes ? tiling_.row_phases() : 1;
+    // Lines of phases that are read together.
+    const bool apart = !blocking_.along_inputs && problem_.output_strides[4] == 1 && tiling_.row_phases() > 2 &&
+                       tiling_.row_phases() <= kMostAlternating;
+    const bool in_turn = groups > 1 && tiling_.row_phases() <= kMostAlternating;
+    const std::int64_t together = (side_by_side && transposes) || apart || in_turn ? tiling_.row_phases() : 1;
     auto tile_size = math.tile_for(channels.outputs, channels.inputs);
     if (tile_size.vectors * math.lanes % groups != 0) tile_size = {1, kMostVectors};  // single lanes: groups are whole
     const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
@@ -235,8 +241,10 @@ class GradWeight final : public Kernel {
         }
         bool loaded = false;
         if constexpr (std::is_same_v<E, T>) {
-          loaded = together > 1 && load_alternating(grad_view, runs, steps, lines);
+          loaded = together > 1 && side_by_side && !in_turn && load_alternating(grad_view, runs, steps, lines);
         }
+        if (in_turn && together > 1) loaded = load_groups_apart(grad_view, runs, steps, lines);
+        if (apart && runs.front().tensor_step() > 1) loaded = load_apart(grad_view, runs, steps.channel, lines);
         for (std::int64_t i = 0; i < together; ++i) {
           const PhaseTile& phase = tiling_.phases()[p + i];
           if (!loaded) load_runs(grad_view, runs[i], steps, lines[i]);

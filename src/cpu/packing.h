@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -145,16 +146,20 @@ template <typename E, typename T>
 void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& steps, T* line) {
   const ElementOps<E, T>& ops = element_ops<E, T>();
   if (steps.interleaved > 1) {
+    const std::int64_t place = 0;
     LoadGroups<E, T> job;
+    job.from_places = &place;
+    job.to_places = &place;
     job.cell_step = runs.tensor_step();
     job.group_step = steps.group_step;
     job.to_step = runs.line_step() * steps.cell;
     job.cells = runs.count();
     job.channels = view.channels;
     job.groups = steps.interleaved;
-    for (const Runs::Run& run : runs.all()) {
-      job.from = view.data + run.tensor;
-      job.to = line + run.line * steps.cell;
+    for (std::size_t r = 0; r < runs.all().size(); ++r) {
+      job.from = view.data + runs.all()[r].tensor;
+      job.next = view.data + runs.all()[std::min(r + 1, runs.all().size() - 1)].tensor;
+      job.to = line + runs.all()[r].line * steps.cell;
       ops.load_groups(job);
     }
     return;
@@ -238,11 +243,168 @@ void clear_around(const Runs& runs, std::int64_t lead, std::int64_t size, std::i
   std::fill(line + done * cell, line + size * cell, T{0});
 }
 
+// How lattices lie in the rows of a tensor that they have in common, each a run of every lattice.
+struct CommonRows {
+  std::int64_t period = 0;
+  std::vector<std::int64_t> residues;  // of each lattice, from where the row begins
+  std::vector<std::int64_t> counts;
+  std::vector<std::int64_t> begins;  // of each row, in the tensor
+  std::vector<std::int64_t> lines;   // and along the line
+
+  // Nothing where they have no rows in common.
+  static std::optional<CommonRows> of(const std::vector<Runs>& lattices) {
+    CommonRows rows;
+    rows.period = lattices.front().tensor_step();
+    const std::vector<Runs::Run>& first = lattices.front().all();
+    if (first.empty()) return {};
+    std::int64_t begin = first.front().tensor;
+    for (const Runs& runs : lattices) {
+      if (!runs.along_row() || runs.tensor_step() != rows.period || runs.line_step() != 1 || runs.count() == 0 ||
+          runs.all().size() != first.size() || runs.all().front().line != first.front().line) {
+        return {};
+      }
+      begin = std::min(begin, runs.all().front().tensor);
+      rows.counts.push_back(runs.count());
+    }
+    for (const Runs& runs : lattices) {
+      rows.residues.push_back(runs.all().front().tensor - begin);
+      if (rows.residues.back() >= rows.period) return {};
+    }
+    for (const Runs::Run& run : first) {
+      rows.begins.push_back(run.tensor - first.front().tensor + begin);
+      rows.lines.push_back(run.line);
+    }
+    return rows;
+  }
+
+  std::int64_t extent() const { return period * *std::ranges::max_element(counts); }  // of a row
+  template <typename E, typename T>
+  TakeApart<E, T> job() const {
+    TakeApart<E, T> job;
+    job.period = period;
+    job.lattices = std::ssize(counts);
+    job.residues = residues.data();
+    job.counts = counts.data();
+    return job;
+  }
+};
+
+// Lattices that alternate along rows of a tensor, each channel a line, read as the rows that they have in common.
+// False: not done.
+template <typename E, typename T>
+bool load_apart(const View<const E>& view, const std::vector<Runs>& lattices, std::int64_t channel_step,
+                const std::vector<T*>& lines) {
+  const std::optional<CommonRows> rows = CommonRows::of(lattices);
+  constexpr std::int64_t kShortest = 3;  // period: every second element is found as fast by itself
+  if (view.strides[4] != 1 || !rows || rows->period < kShortest) return false;
+  std::vector<std::int64_t> from_places;
+  std::vector<std::int64_t> to_places;
+  from_places.reserve(view.channels * rows->begins.size());
+  to_places.reserve(view.channels * rows->begins.size());
+  for (std::int64_t channel = 0; channel < view.channels; ++channel) {
+    for (const std::int64_t begin : rows->begins) from_places.push_back(channel * view.strides[1] + begin);
+    for (const std::int64_t line : rows->lines) to_places.push_back(channel * channel_step + line);
+  }
+  TakeApart<E, T> job = rows->job<E, T>();
+  job.from = view.data;
+  job.from_places = from_places.data();
+  job.to_places = to_places.data();
+  job.rows = std::ssize(from_places);
+  job.lines = lines.data();
+  return element_ops<E, T>().take_apart(job);
+}
+
+// Lattices of groups that are interleaved, read as the rows that they have in common. False: not done.
+template <typename E, typename T>
+bool load_groups_apart(const View<const E>& view, const std::vector<Runs>& lattices, const PackedSteps& steps,
+                       const std::vector<T*>& lines) {
+  const std::optional<CommonRows> rows = CommonRows::of(lattices);
+  if (!rows) return false;
+  const ElementOps<E, T>& ops = element_ops<E, T>();
+  const std::int64_t common = *std::ranges::min_element(rows->counts);
+  std::vector<std::int64_t> places;
+  for (T* const line : lines) places.push_back(line - lines.front());
+  LoadGroups<E, T> job;
+  job.cell_step = rows->period;
+  job.group_step = steps.group_step;
+  job.to_step = steps.cell;
+  job.channels = view.channels;
+  job.groups = steps.interleaved;
+  for (std::size_t r = 0; r < rows->begins.size(); ++r) {
+    job.from = view.data + rows->begins[r];
+    job.next = view.data + rows->begins[std::min(r + 1, rows->begins.size() - 1)];
+    job.to = lines.front() + rows->lines[r] * steps.cell;
+    job.from_places = rows->residues.data();
+    job.to_places = places.data();
+    job.lattices = std::ssize(places);
+    job.cells = common;
+    ops.load_groups(job);
+    job.lattices = 1;
+    job.from += common * job.cell_step;
+    job.to += common * job.to_step;
+    for (std::size_t l = 0; l < places.size(); ++l) {
+      job.cells = rows->counts[l] - common;
+      job.from_places = rows->residues.data() + l;
+      job.to_places = places.data() + l;
+      if (job.cells > 0) ops.load_groups(job);
+    }
+  }
+  return true;
+}
+
+// The same as load_alternating for long rows, of which only what lattices hold is transposed.
+template <typename T>
+bool load_apart_transposed(const View<const T>& view, const std::vector<Runs>& lattices, const PackedSteps& steps,
+                           const std::vector<T*>& lines) {
+  constexpr std::int64_t kChannels = 16;
+  constexpr std::int64_t kCells = 112;    // of a lattice at a time
+  constexpr std::int64_t kFewest = 128;   // elements of a row
+  constexpr std::int64_t kMostTaken = 4;  // whose lines stay in the L1 cache
+  const std::optional<CommonRows> rows = CommonRows::of(lattices);
+  if (!rows || rows->extent() < kFewest || std::ssize(lattices) > kMostTaken) return false;
+  T taken[kMostTaken * kChannels * kCells];
+  T* places[kMostTaken];
+  std::int64_t counts[kMostTaken];
+  std::int64_t channel_begins[kChannels];
+  std::int64_t channel_lines[kChannels];
+  const std::int64_t count = std::ssize(lattices);
+  for (std::int64_t l = 0; l < count; ++l) places[l] = taken + l * kChannels * kCells;
+  TakeApart<T, T> job = rows->job<T, T>();
+  job.from_places = channel_begins;
+  job.to_places = channel_lines;
+  job.lines = places;
+  job.counts = counts;
+  const std::int64_t longest = *std::ranges::max_element(rows->counts);
+  for (std::int64_t first = 0; first < view.channels; first += kChannels) {
+    job.rows = std::min(kChannels, view.channels - first);
+    for (std::int64_t c = 0; c < job.rows; ++c) {
+      channel_begins[c] = (first + c) * view.strides[1];
+      channel_lines[c] = c * kCells;
+    }
+    for (std::size_t row = 0; row < rows->begins.size(); ++row) {
+      for (std::int64_t here = 0; here < longest; here += kCells) {
+        job.from = view.data + rows->begins[row] + here * rows->period;
+        for (std::int64_t l = 0; l < count; ++l) {
+          counts[l] = std::clamp<std::int64_t>(rows->counts[l] - here, 0, kCells);
+        }
+        if (!element_ops<T, T>().take_apart(job)) return false;
+        for (std::int64_t l = 0; l < count; ++l) {
+          element_ops<T, T>().load_channels(places[l], kCells,
+                                            lines[l] + (rows->lines[row] + here) * steps.cell + first, steps.cell,
+                                            job.rows, counts[l]);
+        }
+      }
+    }
+  }
+  return true;
+}
+
 // Lattices that alternate along rows of a tensor, line by line of `lines`: their rows are read, and transposed, as one.
 // False where they have no rows in common.
 template <typename T>
 bool load_alternating(const View<const T>& view, const std::vector<Runs>& lattices, const PackedSteps& steps,
                       const std::vector<T*>& lines) {
+  if (load_apart_transposed(view, lattices, steps, lines)) return true;
   const std::int64_t step = lattices.front().tensor_step();
   for (const Runs& runs : lattices) {
     if (!runs.along_row() || runs.tensor_step() != step || runs.line_step() != 1 || runs.count() == 0 ||
@@ -316,6 +478,10 @@ void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& vi
           steps.channel == 1 && steps.interleaved == 1 && view.strides[1] != 1 && view.strides[4] == 1;
       if (alternating > 1 && transposes && load_alternating(view, lattices, steps, places)) continue;
     }
+    if (steps.cell == 1 && lattices.front().tensor_step() > 1 && load_apart(view, lattices, steps.channel, places)) {
+      continue;
+    }
+    if (steps.interleaved > 1 && alternating > 1 && load_groups_apart(view, lattices, steps, places)) continue;
     for (std::size_t l = 0; l < alternating; ++l) load_runs(view, lattices[l], steps, places[l]);
   }
 }

@@ -56,9 +56,10 @@ class ResultStore {
     const auto phases = static_cast<std::int64_t>(tiling_.phases().size());
     const std::int64_t in_row = tiling_.row_phases();
     if (results.interleaved > 1 || (strides_[1] == 1 && channels > 1)) {
-      for (std::int64_t p = 0; p < phases; ++p) store_cells(tile, p, first_channel, view, results);
+      for (std::int64_t p = 0; p < phases; p += in_row) store_cells(tile, p, first_channel, view, results);
       return;
     }
+    if (put_together(tile, first_channel, view, results)) return;
     for (std::int64_t p = 0; p < phases; p += in_row) {
       std::int64_t together = 0;  // cells that every phase of the row has
       if (neighbours(p)) together = store_rows(tile, p, first_channel, view, results);
@@ -74,15 +75,51 @@ class ResultStore {
     return true;
   }
 
-  // Stores one phase where channels lie side by side.
-  void store_cells(const Tile& tile, std::int64_t index, std::int64_t first_channel, const View<E>& view,
+  // Stores the phases of rows where channels lie side by side: cells that all of them have in the order of memory, then
+  // what some have beyond.
+  void store_cells(const Tile& tile, std::int64_t first_phase, std::int64_t first_channel, const View<E>& view,
                    const Results<T>& results) const {
-    const Runs runs = target_runs(tiling_, tile, tiling_.phases()[index], view.strides);
+    const std::int64_t in_row = tiling_.row_phases();
+    const Runs shortest = target_runs(tiling_, tile, tiling_.phases()[first_phase + in_row - 1], view.strides);
+    const Runs runs = target_runs(tiling_, tile, tiling_.phases()[first_phase], view.strides);
+    std::int64_t together = 0;
+    if (in_row > 1 && neighbours(first_phase) && runs.along_row() && shortest.along_row()) {
+      together = shortest.count();
+      store_cells_of(runs, together, first_phase, in_row, first_channel, view, results);
+    }
+    for (std::int64_t p = first_phase; p < first_phase + in_row; ++p) {
+      if (together > 0 && cells_in_row(tile, p) <= together) continue;
+      Tile rest = tile;
+      rest.begin[2] += together;
+      rest.count[2] -= together;
+      Results<T> beyond = results;
+      beyond.sums += together * results.cell_step();
+      const Runs rest_runs = target_runs(tiling_, rest, tiling_.phases()[p], view.strides);
+      store_cells_of(rest_runs, rest_runs.count(), p, 1, first_channel, view, beyond);
+    }
+  }
+
+  std::int64_t cells_in_row(const Tile& tile, std::int64_t phase) const {
+    return tiling_.cells_of(tile, tiling_.phases()[phase])[2];
+  }
+
+  // The first cells of runs, of some phases that lie side by side.
+  void store_cells_of(const Runs& runs, std::int64_t cells, std::int64_t first_phase, std::int64_t phases,
+                      std::int64_t first_channel, const View<E>& view, const Results<T>& results) const {
+    std::vector<std::int64_t> places;
+    bool has_taps = false;
+    for (std::int64_t p = first_phase; p < first_phase + phases; ++p) {
+      places.push_back(tiling_.slot(p) * results.phase_size);
+      has_taps = has_taps || !tiling_.phases()[p].taps.empty();
+    }
     StoreCells<E, T> job;
-    job.cell_step = runs.line_step() * results.cell_step();
+    job.places = places.data();
+    job.phases = phases;
+    job.phase_step = view.strides[4];
+    job.cell_step = has_taps ? runs.line_step() * results.cell_step() : 0;  // one cell of zeros is as good as another
     job.channel_step = results.channel_step();
     job.to_step = runs.tensor_step();
-    job.cells = runs.count();
+    job.cells = cells;
     job.channels = view.channels;
     job.interleaved = results.interleaved;
     job.group_step = results.group_step;
@@ -91,10 +128,66 @@ class ResultStore {
     constexpr std::int64_t kLine = 64 / sizeof(E);
     job.past_caches = whole_lines_ && first_channel % kLine == 0 && view.channels * results.interleaved % kLine == 0;
     for (const Runs::Run& run : runs.all()) {
-      job.from = results.sums + tiling_.slot(index) * results.phase_size + run.line * results.cell_step();
+      job.from = results.sums + (has_taps ? run.line * results.cell_step() : 0);
       job.to = view.data + run.tensor;
       ops_.store_cells(job);
     }
+  }
+
+  // Stores whole rows, of all phases, in the order of memory. False: nothing is done, since cells are rows, or there
+  // are gaps between the phases, or too many of them.
+  bool put_together(const Tile& tile, std::int64_t first_channel, const View<E>& view,
+                    const Results<T>& results) const {
+    const std::int64_t in_row = tiling_.row_phases();
+    const Lattice& first = tiling_.phases()[0].lattice[2];
+    if (!results.cells_are_columns || in_row == 1 || in_row > kMostLattices || view.strides[4] != 1) return false;
+    if (!neighbours(0) || first.first != 0 || first.step != in_row) return false;
+    std::int64_t length = 0;
+    for (std::int64_t w = 0; w < in_row; ++w) length += cells_in_row(tile, w);
+    std::vector<std::int64_t> residues;
+    for (std::int64_t w = 0; w < in_row; ++w) {
+      const auto has_taps = [&](std::int64_t p) { return !tiling_.phases()[p + w].taps.empty(); };
+      bool any = false;
+      for (std::int64_t p = 0; p < std::ssize(tiling_.phases()); p += in_row) any = any || has_taps(p);
+      if (any) residues.push_back(w);
+    }
+    struct Row {
+      std::int64_t to = 0;
+      std::int64_t phase = 0;  // the first one
+      std::int64_t line = 0;
+    };
+    std::vector<Row> rows;
+    for (std::int64_t p = 0; p < std::ssize(tiling_.phases()); p += in_row) {
+      const Runs runs = target_runs(tiling_, tile, tiling_.phases()[p], view.strides);
+      if (!runs.along_row()) return false;
+      for (const Runs::Run& run : runs.all()) rows.push_back({run.tensor, p, run.line});
+    }
+    std::ranges::sort(rows, {}, &Row::to);
+    std::vector<std::int64_t> places;
+    std::vector<std::int64_t> to_places;
+    for (const Row& row : rows) {
+      to_places.push_back(row.to);
+      for (const std::int64_t w : residues) {
+        const bool empty = tiling_.phases()[row.phase + w].taps.empty();
+        places.push_back(empty ? -1 : tiling_.slot(row.phase + w) * results.phase_size + row.line);
+      }
+    }
+    PutTogether<E, T> job;
+    job.places = places.data();
+    job.to_places = to_places.data();
+    job.rows = std::ssize(rows);
+    job.length = length;
+    job.period = in_row;
+    job.filled = std::ssize(residues);
+    job.residues = residues.data();
+    job.past_caches = past_caches_;
+    job.from = results.sums;
+    job.channel_step = results.channel_step();
+    job.to = view.data;
+    job.to_step = view.strides[1];
+    job.channels = view.channels;
+    job.bias = bias_ == nullptr ? nullptr : bias_ + first_channel;
+    return ops_.put_together(job);
   }
 
   // Stores the cells that all phases of the rows have, interleaved; returns how many of a row, 0 for nothing done.

@@ -220,13 +220,57 @@ struct StoreRows {
   bool past_caches = false;  // nobody reads `to` soon
 };
 
+inline constexpr std::int64_t kMostLattices = 8;  // lattices that take_apart and put_together take
+
+// Rows of which every `period` elements have one of each lattice, taken apart:
+//   lines[l][to_places[row] + i] = from[from_places[row] + i period + residues[l]], i < counts[l].
+template <typename E, typename T>
+struct TakeApart {
+  const E* from = nullptr;
+  const std::int64_t* from_places = nullptr;
+  const std::int64_t* to_places = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t period = 1;
+  std::int64_t lattices = 0;
+  const std::int64_t* residues = nullptr;  // less than the period
+  const std::int64_t* counts = nullptr;
+  T* const* lines = nullptr;
+};
+
+// Rows of `length` elements put together from the phases that have sums; elsewhere they are the bias alone, as are rows
+// whose first place is negative:
+//   to[channel to_step + to_places[row] + i period + residues[f]]
+//     = from[channel channel_step + places[row filled + f] + i] + bias[channel].
+// Reads whole vectors: up to one past the end of a row. Rows that follow each other in memory are best put in order.
+template <typename E, typename T>
+struct PutTogether {
+  const T* from = nullptr;
+  std::int64_t channel_step = 0;
+  const std::int64_t* places = nullptr;
+  E* to = nullptr;
+  std::int64_t to_step = 0;
+  std::int64_t channels = 0;
+  const std::int64_t* to_places = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t length = 0;
+  std::int64_t period = 1;
+  std::int64_t filled = 0;
+  const std::int64_t* residues = nullptr;
+  const E* bias = nullptr;   // none: zeros
+  bool past_caches = false;  // nobody reads `to` soon
+};
+
 // Cells whose channels lie side by side in the tensor: to[cell to_step + channel] = from[cell cell_step + channel
 // channel_step] + bias[channel], rounded. No bias: nullptr.
 // Of interleaved groups, G of them, each has `channels`, and `group_step` is from one to the next in the tensor:
 //   to[cell to_step + g group_step + channel] = from[cell cell_step + channel G + g] + bias[g group_step + channel].
+// Of several phases, phase p is to[p phase_step ...] = from[places[p] ...].
 template <typename E, typename T>
 struct StoreCells {
   const T* from = nullptr;
+  const std::int64_t* places = nullptr;
+  std::int64_t phases = 1;
+  std::int64_t phase_step = 0;
   std::int64_t cell_step = 0;
   std::int64_t channel_step = 0;
   E* to = nullptr;
@@ -239,15 +283,21 @@ struct StoreCells {
   bool past_caches = false;  // `to` is whole cache lines that nobody reads soon
 };
 
-// The other way: to[cell to_step + channel groups + g] = from[cell cell_step + g group_step + channel].
+// The other way, of some lattices that take turns along a row:
+//   to[to_places[l] + cell to_step + channel groups + g]
+//     = from[from_places[l] + cell cell_step + g group_step + channel].
 template <typename E, typename T>
 struct LoadGroups {
   const E* from = nullptr;
+  const E* next = nullptr;  // what will be read behind the last cell
+  const std::int64_t* from_places = nullptr;
+  const std::int64_t* to_places = nullptr;
+  std::int64_t lattices = 1;
   std::int64_t cell_step = 0;
   std::int64_t group_step = 0;
   T* to = nullptr;
   std::int64_t to_step = 0;
-  std::int64_t cells = 0;
+  std::int64_t cells = 0;     // of each lattice
   std::int64_t channels = 0;  // of a group
   std::int64_t groups = 2;    // or 4
 };
@@ -275,6 +325,10 @@ struct ElementOps {
   void (*interleave)(const Interleave<E, T>& job) = nullptr;
   void (*store_rows)(const StoreRows<E, T>& job) = nullptr;
   void (*store_cells)(const StoreCells<E, T>& job) = nullptr;
+  // Nothing is done, and false returned, where the instruction set has nothing to offer, or there are too many
+  // lattices.
+  bool (*take_apart)(const TakeApart<E, T>& job) = nullptr;
+  bool (*put_together)(const PutTogether<E, T>& job) = nullptr;
   void (*load_groups)(const LoadGroups<E, T>& job) = nullptr;
   // to[i to_step + channel] = from[channel from_step + i]
   void (*load_channels)(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t channels,

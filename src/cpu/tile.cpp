@@ -5,14 +5,34 @@
 
 namespace tconv::cpu {
 
-TileShape::TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most_cells) {
+TileShape::TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most_cells)
+    : TileShape(maps, batch, most_cells, Triple{most_cells, most_cells, most_cells}) {
+  const std::int64_t fewest = maps[2].fewest_in_row;
+  if (fewest == 0) return;
+  constexpr double kWorth = 0.95;
+  const auto positions = [](const TileShape& shape) {
+    return static_cast<double>(shape.tiles * shape.images * shape.image_step);
+  };
+  const Triple whole = block;
+  for (std::int64_t width = whole[2]; width >= std::min(fewest, whole[2]); width = ceil_div(width, 2)) {
+    for (std::int64_t height = std::max<std::int64_t>(maps[1].cells, 1);; height = ceil_div(height, 2)) {
+      const TileShape cut(maps, batch, most_cells, Triple{most_cells, height, width});
+      if (positions(cut) < kWorth * positions(*this)) *this = cut;
+      if (height == 1) break;
+    }
+    if (width == 1) break;
+  }
+}
+
+TileShape::TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most_cells, const Triple& most) {
   std::int64_t room = most_cells;
   for (const AxisMap& map : maps) room /= map.unit;
   room = std::max<std::int64_t>(room, 1);
   for (int a = kSpatialAxes - 1; a >= 0; --a) {
     const AxisMap& map = maps[a];
     const std::int64_t cells = std::max<std::int64_t>(map.cells, 1);
-    tiles_along[a] = ceil_div(cells, std::min(cells, room * map.unit));
+    const std::int64_t here = std::min(cells, std::max(most[a], map.unit));
+    tiles_along[a] = ceil_div(cells, std::min(here, room * map.unit));
     block[a] = round_up(ceil_div(cells, tiles_along[a]), map.unit);
     tiles_along[a] = ceil_div(cells, block[a]);
     room = std::max<std::int64_t>(room * map.unit / block[a], 1);

@@ -56,6 +56,10 @@ struct TileShape {
 
   std::int64_t length_of(std::int64_t tile_images, const Triple& count) const;
   std::int64_t longest() const { return length_of(images, block); }  // Tile::length of a full tile
+
+ private:
+  // At most so many cells along each axis.
+  TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most_cells, const Triple& most);
 };
 
 // Neighbouring cells that the same taps reach.

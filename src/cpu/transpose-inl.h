@@ -21,6 +21,7 @@ namespace tconv::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+#undef TCONV_CPU_LOOKS_UP_PAIRS
 
 constexpr bool kMaskedStores = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2;
 
@@ -47,6 +48,29 @@ HWY_INLINE E narrow(T value) {
     return to_bfloat16(value);
   }
 }
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+#define TCONV_CPU_LOOKS_UP_PAIRS 1
+// Lane l is lane places[l] of two vectors, of which the second goes on where the first ends.
+template <class D>
+HWY_INLINE hn::Vec<D> look_up_pair(D tag, hn::Vec<D> first, hn::Vec<D> second, hn::Vec<hn::RebindToSigned<D>> places) {
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (sizeof(hn::TFromD<D>) == 4) {
+    return hn::Vec<D>{_mm512_permutex2var_ps(first.raw, places.raw, second.raw)};
+  } else {
+    return hn::Vec<D>{_mm512_permutex2var_pd(first.raw, places.raw, second.raw)};
+  }
+#else
+  const hn::RebindToSigned<D> itag;
+  const auto last = hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(hn::MaxLanes(D()) - 1));
+  const auto lanes = hn::IndicesFromVec(tag, hn::And(places, last));
+  return hn::IfThenElse(hn::RebindMask(tag, hn::Gt(places, last)), hn::TableLookupLanes(second, lanes),
+                        hn::TableLookupLanes(first, lanes));
+#endif
+}
+#else
+#define TCONV_CPU_LOOKS_UP_PAIRS 0
+#endif
 
 #if HWY_TARGET != HWY_SCALAR  // which has no blocks
 // One block of 16 bytes from row(0), row(1) ... each, side by side.

@@ -260,6 +260,56 @@ TEST(Phases, PastTheCaches) {
   }
 }
 
+// Strided rows long enough for whole vectors of every lattice, some with phases that no tap reaches; small groups whose
+// cells are one, two or four vectors.
+std::vector<Problem> problems_of_lattices(Direction direction, Random& random) {
+  std::vector<Problem> problems;
+  const Axis one{};
+  for (const std::int64_t stride : {2, 3, 4, 5, 6, 7, 8, 9}) {
+    const std::int64_t dilation = stride == 4 ? 2 : 1;  // every other phase is empty
+    const std::int64_t width = uniform(random, 16, 90);
+    const std::int64_t padding = uniform(random, 0, 2);
+    const Axis height{uniform(random, 2, 4), 2, uniform(random, 1, 3), 2, 1, 1, 0};
+    const Axis row{width,   uniform(random, 2, stride + 2), stride, dilation, padding,
+                   padding, uniform(random, 0, stride - 1)};
+    const DType dtype = stride % 3 == 0 ? DType::f64 : DType::f32;
+    problems.push_back(layer(direction, dtype, 2, {8, 8, 2}, {one, height, row}));
+    problems.push_back(layer(direction, dtype, 1, {16, 12, 1}, {one, height, row}));
+    problems.push_back(layer(direction, DType::bf16, 1, {8, 8, 2}, {one, one, row}));
+    for (const std::int64_t channels : {16, 32, 64}) {
+      Problem& problem =
+          problems.emplace_back(layer(direction, DType::f32, 2, {channels, channels, 4}, {one, height, row}));
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+    }
+  }
+  return problems;
+}
+
+TEST(Phases, RowsOfLattices) {
+  Random random(15);
+  for (const Direction direction : {Direction::forward, Direction::grad_input, Direction::grad_weight}) {
+    const std::vector<Problem> problems = problems_of_lattices(direction, random);
+    std::vector<Tensors> tensors;
+    for (const Problem& problem : problems) compute_exact(problem, tensors.emplace_back(problem, random));
+    for (const std::string& name : cpu::target_names()) {
+      const Target target(name);
+      SCOPED_TRACE(name);
+      for (std::size_t i = 0; i < problems.size(); ++i) check(problems[i], tensors[i]);
+    }
+    if (direction == Direction::grad_weight) continue;
+    for (const Problem& problem : problems) {
+      for (const std::int64_t offset : {0, 6}) expect_past_caches_is_the_same(problem, "phases", offset, random);
+    }
+  }
+  // Rows that are cut, so that less surrounds the tiles.
+  Problem cut = layer(Direction::grad_input, DType::f32, 1, {32, 32, 4},
+                      {Axis{9, 3, 2, 1, 1, 1, 1}, {17, 3, 2, 1, 1, 1, 0}, {131, 3, 2, 1, 1, 1, 0}});
+  cut.input_strides = channels_last_strides(cut.input_sizes());
+  cut.output_strides = channels_last_strides(cut.output_sizes());
+  check_new(cut, random);
+}
+
 // One or two output channels of many input channels; in three dimensions with a depth of one, which padding may move
 // away from its tap.
 Problem layer_of_few_outputs(Random& random) {
