@@ -31,7 +31,7 @@ using T = float;
 // Source channels summed before the next tap's, from one source lattice or from several.
 constexpr std::int64_t kMostTogether = 128;
 constexpr std::int64_t kMostOfSeveral = 64;
-constexpr std::int64_t kMostLattices = 16;    // of a source whose channels lie side by side
+constexpr std::int64_t kMostCombined = 16;    // of a source whose channels lie side by side
 constexpr std::int64_t kMostDepth = 640;      // multiply-adds between two visits to the products
 constexpr std::int64_t kTasksWanted = 8;      // for each thread
 constexpr std::int64_t kTilesOfStage = 2;     // the same where the weights of one block are held at a time
@@ -531,7 +531,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
     for (const AxisMap& map : maps) count *= (map.*lattices).size();
     return static_cast<std::int64_t>(count);
   };
-  if (all(&AxisMap::sources) > kMostLattices && roles.source_strides[1] == 1) {
+  if (all(&AxisMap::sources) > kMostCombined && roles.source_strides[1] == 1) {
     return Proposal::decline("combining each of " + std::to_string(all(&AxisMap::sources)) +
                              " lattices takes longer than reading them in place");
   }
