@@ -107,9 +107,12 @@ class ColumnsLast final : public Kernel {
             multiply(input + image * problem_.input_strides[0], images, weight + first, {tap, taps, outputs}, memory);
         add(products, images, {tap, taps, outputs}, sums);
       }
-      T* const to = static_cast<T*>(buffers.output) + image * problem_.output_strides[0] + channel;
-      for (std::int64_t i = 0; i < images * image_outputs_; ++i) {
-        std::copy_n(sums + i * outputs, outputs, to + i * problem_.output_strides[4]);
+      for (std::int64_t i = 0; i < images; ++i) {
+        const T* const from = sums + i * image_outputs_ * outputs;
+        T* const to = static_cast<T*>(buffers.output) + (image + i) * problem_.output_strides[0] + channel;
+        for (std::int64_t o = 0; o < image_outputs_; ++o) {
+          std::copy_n(from + o * outputs, outputs, to + o * problem_.output_strides[4]);
+        }
       }
     }
   }
@@ -133,7 +136,10 @@ class ColumnsLast final : public Kernel {
     const auto size = math.tile_for_cells(cells, columns.count());
     T* const panels = memory.panels.get(kDepth * round_up(columns.count(), kMostLanes));
     CellList list;
-    list.add(0, problem_.input_strides[4], 0, columns.line(), cells);
+    for (std::int64_t image = 0; image < images; ++image) {
+      list.add(image * problem_.input_strides[0], problem_.input_strides[4], image * image_cells_ * columns.line(),
+               columns.line(), image_cells_);
+    }
     const std::int64_t zero = 0;
     MultiplyCells<T> job;
     job.offsets = &zero;
@@ -210,11 +216,11 @@ class ColumnsLast final : public Kernel {
   std::vector<std::vector<Pair>> pairs_;  // of each tap
 };
 
-// Whether a tensor is a run of positions with their channels side by side.
+// Whether each image of a tensor is a run of positions with their channels side by side.
 bool is_channels_last(const Sizes& sizes, const Strides& strides) {
   std::int64_t step = strides[4];
   bool dense = strides[1] == 1 || sizes[1] == 1;
-  for (const int d : {4, 3, 2, 0}) {
+  for (const int d : {4, 3, 2}) {
     dense = dense && (sizes[d] == 1 || strides[d] == step);
     step *= sizes[d];
   }

@@ -358,7 +358,7 @@ bool pack_whole_taps(const PackWeights<E, T>& job) {
   constexpr std::int64_t kMost = 64;  // elements of a target at a time
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  if (!kMaskedStores || !job.whole_taps || job.tap_count > kMost || lanes < 4) return false;
+  if (!kMaskedStores || !job.whole_taps || job.tap_count == 0 || job.tap_count > kMost || lanes < 4) return false;
   const PackTap* in_order[kMost] = {};
   for (std::int64_t t = 0; t < job.tap_count; ++t) in_order[job.taps[t].from] = job.taps + t;
   // Expanded weights: several taps are one element.

@@ -260,8 +260,15 @@ struct CommonRows {
     std::int64_t begin = first.front().tensor;
     for (const Runs& runs : lattices) {
       if (!runs.along_row() || runs.tensor_step() != rows.period || runs.line_step() != 1 || runs.count() == 0 ||
-          runs.all().size() != first.size() || runs.all().front().line != first.front().line) {
+          runs.all().size() != first.size()) {
         return {};
+      }
+      // Rows without gaps between them are as far apart as they are long, which lattices may differ in.
+      for (std::size_t r = 0; r < first.size(); ++r) {
+        const Runs::Run& run = runs.all()[r];
+        const bool common = run.line == first[r].line &&
+                            run.tensor - runs.all().front().tensor == first[r].tensor - first.front().tensor;
+        if (!common) return {};
       }
       begin = std::min(begin, runs.all().front().tensor);
       rows.counts.push_back(runs.count());

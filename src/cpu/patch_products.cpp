@@ -53,7 +53,8 @@ class PatchProducts final : public Kernel {
     if (!forward_) panel_lines_ = kFewestRows;
     panel_step_ = round_up(panel_lines_ * target_.taps, kMostLanes);
     panels_ = ceil_div(target_.lines(), panel_lines_);
-    const bool in_parts = in_registers_ && target_.taps == 1 && depth_ > kDepthTogether;
+    // Forward adds nothing up in memory.
+    const bool in_parts = !forward_ && in_registers_ && target_.taps == 1 && depth_ > kDepthTogether;
     part_lines_ = in_parts ? even_parts(source_.lines(), std::max<std::int64_t>(kDepthTogether / source_.taps, 1))
                            : source_.lines();
     for (std::int64_t row = 0; row < panel_lines_ + kMostCells; ++row) {

@@ -133,6 +133,27 @@ TEST(Patches, ManyChannels) {
   }
 }
 
+// Kernel and stride of one along the width, or along everything: a cell is one tap, and sums are deep.
+TEST(Patches, ManyChannelsOfOneTap) {
+  Random random(37);
+  for (const Direction direction : kDirections) {
+    for (const std::int64_t stride : {1, 2}) {
+      Problem problem;
+      problem.direction = direction;
+      problem.bias = direction == Direction::forward;
+      problem.batch = 2;
+      problem.in_channels = 1000;
+      problem.out_channels = direction == Direction::grad_input ? 900 : 50;
+      problem.axes[1] = Axis{9, stride, stride, 1, 0, 0, 0};
+      problem.axes[2] = Axis{10, 1, 1, 1, 0, 0, 0};
+      set_contiguous(problem);
+      Tensors tensors(problem, random);
+      compute_exact(problem, tensors);
+      check(problem, tensors);
+    }
+  }
+}
+
 // Few weights and many cells, summed in parts.
 TEST(Patches, PartialSums) {
   Random random(36);

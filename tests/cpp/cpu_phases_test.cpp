@@ -302,6 +302,14 @@ TEST(Phases, RowsOfLattices) {
       for (const std::int64_t offset : {0, 6}) expect_past_caches_is_the_same(problem, "phases", offset, random);
     }
   }
+  // Rows of two lattices of which one is longer, and nothing is left between them on the line.
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    for (const std::int64_t width : {70, 133}) {
+      check_new(layer(Direction::grad_weight, dtype, 4, {16, 16, 1},
+                      {Axis{}, {2, 3, 2, 1, 1, 1, 0}, {width, 3, 2, 1, 1, 1, 0}}),
+                random);
+    }
+  }
   // Rows that are cut, so that less surrounds the tiles.
   Problem cut = layer(Direction::grad_input, DType::f32, 1, {32, 32, 4},
                       {Axis{9, 3, 2, 1, 1, 1, 1}, {17, 3, 2, 1, 1, 1, 0}, {131, 3, 2, 1, 1, 1, 0}});
