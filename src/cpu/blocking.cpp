@@ -174,7 +174,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
       const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
       const std::int64_t tasks = roles.groups * blocking.target_blocks * shape.tiles;
       // Threads wait for each other at the end of a stage, which is all tiles of one block.
-      const std::int64_t at_once = in_stages ? shape.tiles : tasks;
+      const std::int64_t at_once = in_stages && shape.tiles > 1 ? shape.tiles : tasks;
       const double idle = static_cast<double>(round_up(at_once, threads)) / static_cast<double>(at_once);
       const double team = tasks > 1 && threads > 1 ? kTeamCost : 0;
       const double cost = ((multiply + pack_weights + read_weights +
