@@ -89,11 +89,10 @@ def _multiply_add_rate(dtype: torch.dtype) -> float:
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads) as pool:
 
-        def on_all(rounds: int) -> int:
-            return sum(pool.map(lambda _: torch.ops.tconv._multiply_adds(name, rounds), range(threads)))
+        def on_all() -> int:
+            return sum(pool.map(lambda _: torch.ops.tconv._multiply_adds(name, _CHAIN_ROUNDS), range(threads)))
 
-        done = on_all(_CHAIN_ROUNDS)
-        return 2 * done / _seconds(lambda: on_all(_CHAIN_ROUNDS), torch.device("cpu"))
+        return 2 * on_all() / _seconds(on_all, torch.device("cpu"))
 
 
 def measure_limits(device: torch.device, dtype: torch.dtype) -> Limits:

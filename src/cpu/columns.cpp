@@ -494,7 +494,7 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
       element_count(problem.weight_sizes()) > kManyWeights ? kMostCellsOfMany : kMostImageCells;
   const bool few = weights ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
                            : inputs >= kManyInputs && map.image_cells() > 1 && map.image_cells() <= most_cells;
-  if (!few && (last || !map.rows_are_images()) && (last || problem.axes[2].kernel < kLongKernel)) {
+  if (!few && (last || (!map.rows_are_images() && problem.axes[2].kernel < kLongKernel))) {
     return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
                              " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
                              std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +
