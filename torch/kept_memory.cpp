@@ -24,6 +24,8 @@ namespace {
 constexpr std::size_t kLargePage = std::size_t{2} << 20U;
 constexpr std::size_t kMostKept = std::size_t{1} << 30U;
 constexpr std::size_t kShareOfMemory = 8;
+constexpr std::size_t kMostUnmarked = std::size_t{256} << 20U;  // of what was put away last
+constexpr std::size_t kUnmarkedShareOfMemory = 64;
 constexpr std::size_t kSlack = 16;         // a result takes a block that is larger by a sixteenth at most
 constexpr std::uint64_t kMostUnused = 64;  // results since a block was put away
 
@@ -33,13 +35,16 @@ struct Block {
   char* data = nullptr;
   std::size_t bytes = 0;
   std::uint64_t put_away = 0;
+  bool marked = false;  // as memory that the system may take
 };
+
+std::size_t memory_of_machine() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
 
 std::size_t most_kept() {
   if (const int wanted = keep_memory_requested(); wanted >= 0) return static_cast<std::size_t>(wanted) << 20U;
-  const std::size_t memory =
-      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  return std::min(kMostKept, memory / kShareOfMemory);
+  return std::min(kMostKept, memory_of_machine() / kShareOfMemory);
 }
 
 Block map(std::size_t bytes) {
@@ -122,16 +127,48 @@ class KeptMemory final : public c10::Allocator {
 
   void put_away(Block block) {
     c10::profiledCPUMemoryReporter().Delete(block.data);
-    if (block.bytes > most_ || madvise(block.data, block.bytes, MADV_FREE) != 0) return unmap(block);
+    if (block.bytes > most_) return unmap(block);
     std::vector<Block> surplus;
+    std::vector<Block> cold;
     if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
       block.put_away = results_;
+      block.marked = false;
       kept_.push_back(block);
       surplus = take_surplus(most_);
+      cold = take_unmarked();
     } else {
       surplus.push_back(block);
     }
     for (const Block& one : surplus) unmap(one);
+    for (const Block& one : cold) mark(one);
+  }
+
+  // Marking interrupts every thread once for each large page, which takes as long as a layer that fills the block: what
+  // was used last, and likely is next, is left alone.
+  void mark(Block block) {
+    block.marked = true;
+    const bool done = madvise(block.data, block.bytes, MADV_FREE) == 0;
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); done && lock.owns_lock()) {
+      const auto place = std::ranges::upper_bound(kept_, block.put_away, {}, &Block::put_away);
+      kept_.insert(place, block);
+      return;
+    }
+    unmap(block);
+  }
+
+  // The blocks that were used least recently of those that are more than may stay unmarked.
+  std::vector<Block> take_unmarked() {
+    std::vector<Block> cold;
+    std::size_t bytes = 0;
+    for (auto it = kept_.end(); it != kept_.begin();) {
+      --it;
+      if (it->marked) continue;
+      bytes += it->bytes;
+      if (bytes <= most_unmarked_) continue;
+      cold.push_back(*it);
+      it = kept_.erase(it);
+    }
+    return cold;
   }
 
   // What is more than `most` bytes; those that were used last stay.
@@ -145,6 +182,7 @@ class KeptMemory final : public c10::Allocator {
   }
 
   const std::size_t most_ = most_kept();
+  const std::size_t most_unmarked_ = std::min(kMostUnmarked, memory_of_machine() / kUnmarkedShareOfMemory);
   std::mutex mutex_;
   std::vector<Block> kept_;  // in the order in which they were put away
   std::uint64_t results_ = 0;
