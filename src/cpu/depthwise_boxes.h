@@ -74,7 +74,7 @@ class DepthwiseBoxes : public Kernel {
     constexpr std::int64_t kTasksWanted = 32;
     constexpr std::int64_t kShareOfPartials = 32;  // of the tensors, at most
     constexpr std::int64_t kRun = std::int64_t{1}
-                                  << 14;  // elements of neighbouring channels that a task reads in order
+                                  << 16;  // elements of neighbouring channels that a task reads in order
     taps_ = taps;
     boxes_ = boxes;
     const auto& [depth, height, width] = problem_.axes;

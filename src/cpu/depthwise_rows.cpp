@@ -27,6 +27,8 @@ constexpr std::int64_t kMostSource = std::int64_t{1} << 14;    // elements of th
 constexpr std::int64_t kLongestRow = std::int64_t{1} << 18;    // cells
 constexpr std::int64_t kMostTerms = std::int64_t{1} << 18;     // of the sums of all rows of an image
 constexpr std::int64_t kMostTogether = std::int64_t{1} << 12;  // elements of rows that are stored at a time
+constexpr std::int64_t kTaskElements = std::int64_t{1} << 17;
+constexpr std::int64_t kFewestTasks = 64;
 constexpr std::int64_t kPiece = std::int64_t{1} << 10;         // cells of a long row, computed at a time
 constexpr std::int64_t kLongRow = 16 * kMostLanes;             // cells that are worth storing from registers
 
@@ -39,7 +41,8 @@ class DepthwiseRows final : public Kernel {
     cells_ = ceil_div(width.output(), phases_);
     lowest_ = std::min<std::int64_t>(maps[2].lowest, 0);
     highest_ = std::max<std::int64_t>(maps[2].highest, 0);
-    piece_ = cells_ > 2 * kPiece ? kPiece : cells_;
+    piece_ = round_up(ceil_div(cells_, std::max<std::int64_t>(cells_ / kPiece, 1)), kMostLanes);
+    if (piece_ >= cells_) piece_ = cells_;
     lead_ = round_up(-lowest_, kMostLanes);
     const std::int64_t past = highest_ + 2 * kMostLanes;
     line_ = round_up(lead_ + std::max(one_piece() ? width.input : 0, piece_ + past), kMostLanes) + kMostLanes;
@@ -95,7 +98,9 @@ class DepthwiseRows final : public Kernel {
     const std::int64_t tasks = problem_.batch * problem_.in_channels * bands * pieces;
     // A few bands at a time: one may take less than a microsecond.
     const std::int64_t work = band_work() / pieces;
-    const std::int64_t together = std::max<std::int64_t>(kMostSource / std::max<std::int64_t>(work, 1), 1);
+    const auto pieces_of = [&](std::int64_t elements) { return elements / std::max<std::int64_t>(work, 1); };
+    const std::int64_t together =
+        std::max({pieces_of(kMostSource), std::min(pieces_of(kTaskElements), tasks / kFewestTasks), std::int64_t{1}});
     for_each_task(execution, ceil_div(tasks, together), [&](std::int64_t group) {
       thread_local Memory memory;
       bool cleared = false;
