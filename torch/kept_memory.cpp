@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -24,8 +25,7 @@ namespace {
 constexpr std::size_t kLargePage = std::size_t{2} << 20U;
 constexpr std::size_t kMostKept = std::size_t{1} << 30U;
 constexpr std::size_t kShareOfMemory = 8;
-constexpr std::size_t kMostUnmarked = std::size_t{256} << 20U;  // of what was put away last
-constexpr std::size_t kUnmarkedShareOfMemory = 64;
+constexpr std::size_t kUnmarkedShareOfMemory = 16;
 constexpr std::size_t kSlack = 16;         // a result takes a block that is larger by a sixteenth at most
 constexpr std::uint64_t kMostUnused = 64;  // results since a block was put away
 
@@ -38,8 +38,15 @@ struct Block {
   bool marked = false;  // as memory that the system may take
 };
 
+// The machine's or, in a container, as much of it as the container may have.
 std::size_t memory_of_machine() {
-  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  std::size_t bytes =
+      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  for (const char* const path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::size_t limit = 0;
+    if (std::ifstream(path) >> limit) bytes = std::min(bytes, limit);  // "max": no number
+  }
+  return bytes;
 }
 
 std::size_t most_kept() {
@@ -182,7 +189,7 @@ class KeptMemory final : public c10::Allocator {
   }
 
   const std::size_t most_ = most_kept();
-  const std::size_t most_unmarked_ = std::min(kMostUnmarked, memory_of_machine() / kUnmarkedShareOfMemory);
+  const std::size_t most_unmarked_ = memory_of_machine() / kUnmarkedShareOfMemory;
   std::mutex mutex_;
   std::vector<Block> kept_;  // in the order in which they were put away
   std::uint64_t results_ = 0;
