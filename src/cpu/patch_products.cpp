@@ -84,9 +84,9 @@ class PatchProducts final : public Kernel {
   }
 
   std::string describe() const override {
-    return "patches, " + std::to_string(column_blocks_) + " blocks of " + std::to_string(block_columns_) + " cells, " +
-           std::to_string(panel_blocks_) + " of " + std::to_string(block_panels_ * panel_lines_ * target_.taps) +
-           " rows, " + target_name();
+    return "patches, " + std::to_string(column_blocks_) + " blocks of " +
+           std::to_string(ceil_div(columns(), column_blocks_)) + " cells, " + std::to_string(panel_blocks_) + " of " +
+           std::to_string(ceil_div(panels_, panel_blocks_) * panel_lines_ * target_.taps) + " rows, " + target_name();
   }
 
  private:
@@ -176,30 +176,34 @@ class PatchProducts final : public Kernel {
     shares_weights_ = forward_ && problem_.groups * panels_ * panel_size() <= room_for_weights(problem_);
     const std::int64_t most = caches().elements(kCellsShare) / part_depth() / kUnit * kUnit;
     visit_ = std::clamp(most, kUnit, kMostColumns);
-    block_panels_ = panels_;
-    if (forward_ && !shares_weights_) block_panels_ = std::clamp<std::int64_t>(kOwnWeights / panel_size(), 1, panels_);
-    block_columns_ = columns();
+    std::int64_t block_panels = panels_;
+    if (forward_ && !shares_weights_) block_panels = std::clamp<std::int64_t>(kOwnWeights / panel_size(), 1, panels_);
+    std::int64_t block_columns = columns();
     // Each split of the taps packs the cells again, each of the cells the weights, if they are not shared.
     if (shares_weights_ || !forward_)
-      block_columns_ =
+      block_columns =
           std::clamp(columns() / (kTasksOfThread * threads) / visit_, std::int64_t{1}, kMostVisits) * visit_;
     const std::int64_t fewest_panels = ceil_div(kFewestRows, panel_lines_ * target_.taps);
     for (;;) {
-      panel_blocks_ = ceil_div(panels_, block_panels_);
-      column_blocks_ = ceil_div(columns(), block_columns_);
+      panel_blocks_ = ceil_div(panels_, block_panels);
+      column_blocks_ = ceil_div(columns(), block_columns);
       const std::int64_t tasks = problem_.groups * panel_blocks_ * column_blocks_;
       if (tasks >= kTasksOfThread * threads) break;
       if (!forward_ && tasks % threads == 0) break;  // packing patches again costs more
-      if (block_panels_ >= 2 * fewest_panels) {
-        block_panels_ = ceil_div(block_panels_, 2);
-      } else if (block_columns_ >= 2 * visit_) {
-        block_columns_ = round_up(ceil_div(block_columns_, 2), kUnit);
+      if (block_panels >= 2 * fewest_panels) {
+        block_panels = ceil_div(block_panels, 2);
+      } else if (block_columns >= 2 * visit_) {
+        block_columns = round_up(ceil_div(block_columns, 2), kUnit);
       } else {
         break;
       }
     }
-    block_panels_ = even_parts(panels_, block_panels_);
-    panel_blocks_ = ceil_div(panels_, block_panels_);
+    // So many that none is left over by the threads.
+    const auto even = [&](std::int64_t& blocks, std::int64_t others, std::int64_t most) {
+      while (blocks > 1 && blocks < most && blocks * others % threads != 0) ++blocks;
+    };
+    even(column_blocks_, problem_.groups * panel_blocks_, columns() / visit_);
+    even(panel_blocks_, problem_.groups * column_blocks_, panels_ / fewest_panels);
   }
 
   void pack_weights(const Call& call, std::int64_t group, std::int64_t panel, T* to) const {
@@ -212,10 +216,13 @@ class PatchProducts final : public Kernel {
 
   void run_task(const Call& call, std::int64_t task, const T* shared) const {
     thread_local Memory memory;
-    const std::int64_t first_panel = task % panel_blocks_ * block_panels_;
-    const std::int64_t last_panel = std::min(first_panel + block_panels_, panels_);
-    const std::int64_t first = task / panel_blocks_ % column_blocks_ * block_columns_;
-    const std::int64_t last = std::min(first + block_columns_, columns());
+    const std::int64_t panel_block = task % panel_blocks_;
+    const std::int64_t first_panel = panels_ * panel_block / panel_blocks_;
+    const std::int64_t last_panel = panels_ * (panel_block + 1) / panel_blocks_;
+    const std::int64_t column_block = task / panel_blocks_ % column_blocks_;
+    const std::int64_t units = ceil_div(columns(), kUnit);
+    const std::int64_t first = units * column_block / column_blocks_ * kUnit;
+    const std::int64_t last = std::min(units * (column_block + 1) / column_blocks_ * kUnit, columns());
     const std::int64_t group = task / panel_blocks_ / column_blocks_;
     const T* weights = nullptr;
     if (shared != nullptr) {
@@ -257,7 +264,8 @@ class PatchProducts final : public Kernel {
   }
 
   std::int64_t end_of_visit(const Call& call, std::int64_t begin, std::int64_t last) const {
-    const std::int64_t end = std::min(begin + visit_, last);
+    const std::int64_t visits = std::max<std::int64_t>(ceil_div(last - begin, visit_), 1);
+    const std::int64_t end = std::min(begin + round_up(ceil_div(last - begin, visits), kUnit), last);
     return call.one_image ? std::min(end, round_up(begin + 1, source_.cells)) : end;
   }
 
@@ -448,9 +456,7 @@ class PatchProducts final : public Kernel {
   bool shares_weights_ = false;  // packed once for all tasks
   std::int64_t visit_ = 1;       // cells that are packed at a time
   // What a task computes.
-  std::int64_t block_panels_ = 1;
   std::int64_t panel_blocks_ = 1;
-  std::int64_t block_columns_ = 1;
   std::int64_t column_blocks_ = 1;
 };
 

@@ -87,8 +87,10 @@ class TapRows final : public Kernel {
     ring_rows_ = (together_ - 1) * height_.stride + reach_;
     const std::int64_t others = problem.batch * problem.groups * segments_;
     const std::int64_t most_bands = height_.input / (kBandOverHalo * ceil_div(reach_, height_.stride));
-    const std::int64_t bands =
-        std::clamp<std::int64_t>(ceil_div(kTasksWanted * threads, others), 1, std::max<std::int64_t>(most_bands, 1));
+    const std::int64_t wanted = ceil_div(kTasksWanted * threads, others);
+    std::int64_t bands = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(most_bands, 1));
+    // Of few tasks none must be left over.
+    if (bands < wanted && bands > threads && others % threads != 0) bands = bands / threads * threads;
     band_ = even_parts(output_rows_, ceil_div(output_rows_, bands));
     bands_ = ceil_div(output_rows_, band_);
     // Small images are multiplied together too, as long as every thread has some.

@@ -121,13 +121,17 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells)
 Tile Tiling::tile(std::int64_t index) const {
   Tile tile;
   for (int a = kSpatialAxes - 1; a >= 0; --a) {
-    tile.begin[a] = index % shape_.tiles_along[a] * shape_.block[a];
+    const std::int64_t units = ceil_div(maps_[a].cells, maps_[a].unit);
+    const std::int64_t here = index % shape_.tiles_along[a];
     index /= shape_.tiles_along[a];
-    tile.count[a] = std::min(shape_.block[a], maps_[a].cells - tile.begin[a]);
+    tile.begin[a] = units * here / shape_.tiles_along[a] * maps_[a].unit;
+    const std::int64_t end = units * (here + 1) / shape_.tiles_along[a] * maps_[a].unit;
+    tile.count[a] = std::min(end, maps_[a].cells) - tile.begin[a];
     tile.origin[a] = shape_.shares_gap[a] ? 0 : tile.begin[a] + maps_[a].lowest;
   }
-  tile.image = index * shape_.images;
-  tile.images = std::min(shape_.images, batch_ - tile.image);
+  const std::int64_t parts = ceil_div(batch_, shape_.images);
+  tile.image = batch_ * index / parts;
+  tile.images = batch_ * (index + 1) / parts - tile.image;
   tile.length = shape_.length_of(tile.images, tile.count);
   return tile;
 }

@@ -40,12 +40,13 @@ struct Tile {
   std::int64_t length = 0;  // along the line, from the first cell to the last
 };
 
-// The boxes that the cells are cut into, and how one of them is laid out along the line.
+// The boxes that the cells are cut into, as even as possible so that threads have equally much to do, and how one of
+// them, at most, is laid out along the line.
 struct TileShape {
   std::int64_t tiles = 1;
-  std::int64_t images = 1;  // of a tile
+  std::int64_t images = 1;  // of a tile, at most
   Triple tiles_along{};
-  Triple block{};  // cells of a tile
+  Triple block{};  // cells of a tile, at most
   Triple pitch{};  // positions of the line from one cell of an axis to the end of its row
   std::array<bool, kSpatialAxes> shares_gap{};
   Triple steps{};
