@@ -129,11 +129,12 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   };
   // Weights that are packed stage by stage take as little room as panels allow.
   const bool in_stages = in_place && element_count(problem.weight_sizes()) > room_for_weights(problem);
-  const std::int64_t most_targets =
-      in_stages ? std::max(room_for_weights(problem) / (together * std::max<std::int64_t>(most_taps(maps), 1)) /
-                               kWidestPanel * kWidestPanel,
-                           kWidestPanel)
-                : channels;
+  const auto most_targets = [&](std::int64_t tiles) {
+    if (!in_stages) return channels;
+    const std::int64_t depth = together * std::max<std::int64_t>(most_taps(maps), 1);
+    const std::int64_t panels = room_for_weights(problem) / stages_at_once(tiles) / (depth * kWidestPanel);
+    return std::max<std::int64_t>(panels, 1) * kWidestPanel;
+  };
   const std::int64_t most_sums = caches.elements(shared ? kSumsShare : kSumsShareAlone);
   // Results that are written to the tensor once and for all need no room in the cache.
   const bool written_once = together >= roles.source_channels && writes_in_place(roles, together) &&
@@ -165,7 +166,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const double pack_source =
         static_cast<double>(sources * roles.interleaved) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
-    const std::int64_t room = std::min(most_sums / (kept * shape.longest()), most_targets);
+    const std::int64_t room = std::min(most_sums / (kept * shape.longest()), most_targets(shape.tiles));
     for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
       const double filled =

@@ -60,6 +60,13 @@ AxisMaps maps_of(const Problem& problem);
 // Elements of packed weights that a call may hold.
 std::int64_t room_for_weights(const Problem& problem);
 
+// Stages of weights that share this room. With two, threads that have no tile left pack the next one; with many tiles
+// they do not wait long, and larger stages read the source less often.
+inline std::int64_t stages_at_once(std::int64_t tiles) {
+  constexpr std::int64_t kFewTiles = 8;
+  return tiles < kFewTiles ? 2 : 1;
+}
+
 // Where the packed source has its channels innermost: how many are added up before the next tap's. 0: it has not. This
 // sets the order of the sums, so that it depends on the layer alone.
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles);

@@ -138,18 +138,19 @@ class Correlate final : public Kernel {
       most = blocks * a_tap * tiling_.all_taps();
     } else if (reads_in_place_ && stores_in_place_) {
       // Some phases of a block or, of a single one, some source channels.
+      const std::int64_t at_once = stages_at_once(tiling_.tiles());
       for (std::int64_t block = 0; block < blocks; ++block) {
         for (PhaseRange phases{0, 0}; phases.first < all.last; phases.first = phases.last) {
           std::int64_t size = 0;
           while (phases.last < all.last) {
             const std::int64_t more = a_tap * packed_.taps_of({phases.last, phases.last + 1});
-            if (phases.last > phases.first && size + more > room) break;
+            if (phases.last > phases.first && size + more > room / at_once) break;
             size += more;
             ++phases.last;
           }
           const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
           const std::int64_t channels =
-              size <= room ? chunks * chunk_ : even_parts(chunks, room * chunks / size) * chunk_;
+              size <= room / at_once ? chunks * chunk_ : even_parts(chunks, room / at_once * chunks / size) * chunk_;
           for (std::int64_t c = 0; c < roles_.source_channels; c += channels) {
             stages_.push_back({block, 1, phases, c, std::min(c + channels, roles_.source_channels)});
           }
@@ -157,7 +158,9 @@ class Correlate final : public Kernel {
         }
       }
     }
-    workspace_bytes_ = most * sizeof(T);
+    stage_size_ = most;
+    stages_there_ = std::min<std::int64_t>(std::ssize(stages_), stages_at_once(tiling_.tiles()));
+    workspace_bytes_ = stages_there_ * most * sizeof(T);
   }
 
   std::int64_t chunk_if_inside() const { return channels_inside_ ? chunk_ : 0; }
@@ -189,16 +192,33 @@ class Correlate final : public Kernel {
                     [&](std::int64_t task) { run_task(tensors, stage, nullptr, task); });
       return;
     }
-    T* const shared = static_cast<T*>(buffers.workspace);
+    // Where there is room for two, the weights of the next stage are packed in the step that multiplies by one's.
+    struct Step {
+      const Stage* used = nullptr;
+      const T* weights = nullptr;
+      const Stage* packed = nullptr;
+      T* to = nullptr;
+      std::int64_t products = 0;
+    };
+    std::vector<Step> steps;
     std::vector<std::int64_t> tasks;
     for (const Stage& stage : stages_) {
-      tasks.push_back(stage.blocks * ceil_div(stage.channels(), chunk_) * pieces_of_chunk());
+      const std::int64_t index = &stage - stages_.data();
+      T* const weights = static_cast<T*>(buffers.workspace) + index % stages_there_ * stage_size_;
+      if (steps.empty() || stages_there_ == 1) {
+        steps.emplace_back();
+        tasks.push_back(0);
+      }
+      steps.back().packed = &stage;
+      steps.back().to = weights;
+      tasks.back() += stage.blocks * ceil_div(stage.channels(), chunk_) * pieces_of_chunk();
       tasks.push_back(stage.blocks * tiling_.tiles());
+      steps.push_back({&stage, weights, nullptr, nullptr, tasks.back()});
     }
-    for_each_step(execution, tasks, [&](std::size_t step, std::int64_t task) {
-      const Stage& stage = stages_[step / 2];
-      if (step % 2 == 1) return run_task(tensors, stage, shared, task);
-      pack_weights(tensors, stage, shared, task);
+    for_each_step(execution, tasks, [&](std::size_t index, std::int64_t task) {
+      const Step& step = steps[index];
+      if (task < step.products) return run_task(tensors, *step.used, step.weights, task);
+      pack_weights(tensors, *step.packed, step.to, task - step.products);
     });
   }
 
@@ -589,6 +609,8 @@ class Correlate final : public Kernel {
   bool row_by_row_ = false;        // where they are: what lies between rows of cells is left out
   std::int64_t cell_step_ = 1;
   std::vector<Stage> stages_;
+  std::int64_t stage_size_ = 0;    // elements of its weights, at most
+  std::int64_t stages_there_ = 1;  // whose weights are
   Tile first_tile_;
   Reach reach_;  // of the first tile, and of those like it
   std::int64_t reach_row_ = 0;

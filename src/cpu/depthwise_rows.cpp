@@ -29,8 +29,8 @@ constexpr std::int64_t kMostTerms = std::int64_t{1} << 18;     // of the sums of
 constexpr std::int64_t kMostTogether = std::int64_t{1} << 12;  // elements of rows that are stored at a time
 constexpr std::int64_t kTaskElements = std::int64_t{1} << 17;
 constexpr std::int64_t kFewestTasks = 64;
-constexpr std::int64_t kPiece = std::int64_t{1} << 10;         // cells of a long row, computed at a time
-constexpr std::int64_t kLongRow = 16 * kMostLanes;             // cells that are worth storing from registers
+constexpr std::int64_t kPiece = std::int64_t{1} << 10;  // cells of a long row, computed at a time
+constexpr std::int64_t kLongRow = 16 * kMostLanes;      // cells that are worth storing from registers
 
 template <typename E, typename T>
 class DepthwiseRows final : public Kernel {

@@ -339,7 +339,7 @@ class GradWeight final : public Kernel {
     const std::int64_t together = std::max<std::int64_t>(kDepth / depth, 1);
     std::vector<std::int64_t> positions;
     const Runs closed = runs.closed_up(positions);
-    const bool known = !whole_.empty() && tile.images == tiling_.shape().images;
+    const bool known = !whole_.empty() && tile.images == tiling_.tile(0).images;
     const std::vector<TapRows> own = known ? std::vector<TapRows>() : tap_rows_of(tile, runs);
     const std::vector<TapRows>& by_runs = known ? whole_ : own;
     const auto size = math.tile_for(by_runs.front().rows, input.channels, kMostCells);

@@ -199,8 +199,8 @@ class PatchProducts final : public Kernel {
       }
     }
     // So many that none is left over by the threads.
-    const auto even = [&](std::int64_t& blocks, std::int64_t others, std::int64_t most) {
-      while (blocks > 1 && blocks < most && blocks * others % threads != 0) ++blocks;
+    const auto even = [&](std::int64_t& blocks, std::int64_t others, std::int64_t most_blocks) {
+      while (blocks > 1 && blocks < most_blocks && blocks * others % threads != 0) ++blocks;
     };
     even(column_blocks_, problem_.groups * panel_blocks_, columns() / visit_);
     even(panel_blocks_, problem_.groups * column_blocks_, panels_ / fewest_panels);

@@ -177,7 +177,7 @@ class GradInputFromWindows final : public Kernel {
       results.sums = memory.sums.get(results.phase_size + kMostLanes);
       job.c = results.sums;
     }
-    const bool known = !whole_.empty() && tile.images == tiling_.shape().images;
+    const bool known = !whole_.empty() && tile.images == tiling_.tile(0).images;
     const std::vector<Reached> own = known ? std::vector<Reached>() : cells_of(tile);
     const auto size = packed_.tile_along_targets(math, block.targets);
     for (const Reached& reached : known ? whole_ : own) {
