@@ -22,10 +22,11 @@ namespace {
 constexpr std::int64_t kFewestChannels = 32;  // of the input: what is packed is used for all of them
 constexpr std::int64_t kFewestRows = 96;      // of a block of them
 constexpr std::int64_t kFewestColumns = 32;   // cells of an image, and k
-constexpr std::int64_t kColumns = kMostVectors * kMostLanes;
-constexpr std::int64_t kTasksWanted = 8;    // for which partial sums are made
-constexpr std::int64_t kFewestSteps = 2;    // of a split
-constexpr std::int64_t kTasksOfThread = 4;  // no more are needed to keep it busy
+constexpr std::int64_t kPanel = kMostVectors * kMostLanes;
+constexpr std::int64_t kManyChannels = 128;  // of the input: two panels then share what is read of them
+constexpr std::int64_t kTasksWanted = 8;     // for which partial sums are made
+constexpr std::int64_t kFewestSteps = 2;     // of a split
+constexpr std::int64_t kTasksOfThread = 4;   // no more are needed to keep it busy
 
 // Where patches lie in grad_output: that of a cell begins where the cell does, and its k are at the same distances.
 class PatchPlaces {
@@ -111,7 +112,8 @@ class PatchWeights final : public Kernel {
       : problem_(problem), places_(problem), side_(side_of_output(problem)), rows_(problem.in_channels_per_group()) {
     cells_ = 1;
     for (const Axis& axis : problem.axes) cells_ *= axis.input;
-    panels_ = ceil_div(places_.depth(), kColumns) * problem.groups;
+    task_columns_ = rows_ >= kManyChannels ? 2 * kPanel : kPanel;
+    panels_ = ceil_div(places_.depth(), task_columns_) * problem.groups;
     most_cells_ = even_parts(cells_, kDepthInPlace);
     // Partial sums, where panels are few: as many as the layer has room for, whatever the threads.
     const std::int64_t steps = problem.batch * ceil_div(cells_, most_cells_);
@@ -265,13 +267,13 @@ class PatchWeights final : public Kernel {
   void grad_weight(const T* grad, const T* input, T* weight, std::int64_t weight_step, std::int64_t panel,
                    std::int64_t split, std::int64_t first_row, std::int64_t rows) const {
     thread_local Memory memory;
-    const std::int64_t in_group = ceil_div(places_.depth(), kColumns);
-    const std::int64_t k = panel % in_group * kColumns;
+    const std::int64_t in_group = ceil_div(places_.depth(), task_columns_);
+    const std::int64_t k = panel % in_group * task_columns_;
     const std::int64_t group = panel / in_group;
     const std::int64_t row = group * rows_ + first_row;
-    Sums sums(weight + row * weight_step + k, weight_step, rows, std::min(kColumns, places_.depth() - k), memory);
+    Sums sums(weight + row * weight_step + k, weight_step, rows, std::min(task_columns_, places_.depth() - k), memory);
     const std::int64_t line = round_up(most_cells_, kMostLanes) + kMostLanes;
-    T* const lines = memory.lines.get(kColumns * line);
+    T* const lines = memory.lines.get(task_columns_ * line);
     const std::int64_t in_image = ceil_div(cells_, most_cells_);
     const std::int64_t steps = problem_.batch * in_image;
     for (std::int64_t step = steps * split / splits_; step < steps * (split + 1) / splits_; ++step) {
@@ -283,7 +285,7 @@ class PatchWeights final : public Kernel {
       Ahead<T> ahead;
       if (next < steps * (split + 1) / splits_) {
         const std::int64_t first = next / in_image * cells_ + next % in_image * most_cells_;
-        ahead = Ahead<T>(grad + group * side_.group_step, side_, k / side_.taps, kColumns / side_.taps, first,
+        ahead = Ahead<T>(grad + group * side_.group_step, side_, k / side_.taps, task_columns_ / side_.taps, first,
                          std::min(first + most_cells_, (next / in_image + 1) * cells_));
       }
       sums.add(input + image * problem_.input_strides[0] + row * problem_.input_strides[1] + cell,
@@ -302,9 +304,10 @@ class PatchWeights final : public Kernel {
   std::int64_t rows_ = 0;        // input channels of a group
   std::int64_t cells_ = 1;       // of an image
   std::int64_t most_cells_ = 1;  // of a step
-  std::int64_t panels_ = 1;      // of all splits
-  std::int64_t splits_ = 1;      // that have partial sums each
-  std::int64_t block_ = 1;       // rows of a task
+  std::int64_t task_columns_ = kPanel;
+  std::int64_t panels_ = 1;  // columns of tasks, of all splits
+  std::int64_t splits_ = 1;  // that have partial sums each
+  std::int64_t block_ = 1;   // rows of a task
   std::int64_t blocks_ = 1;
 };
 
