@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cpu/panels.h"
+
 namespace tconv::cpu {
+
+constexpr std::int64_t kFewestAligned = 4 * kMostLanes;  // cells of a piece of a row
 
 TileShape::TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most_cells)
     : TileShape(maps, batch, most_cells, Triple{most_cells, most_cells, most_cells}) {
@@ -33,7 +37,11 @@ TileShape::TileShape(const AxisMaps& maps, std::int64_t batch, std::int64_t most
     const std::int64_t cells = std::max<std::int64_t>(map.cells, 1);
     const std::int64_t here = std::min(cells, std::max(most[a], map.unit));
     tiles_along[a] = ceil_div(cells, std::min(here, room * map.unit));
-    block[a] = round_up(ceil_div(cells, tiles_along[a]), map.unit);
+    block[a] = ceil_div(cells, tiles_along[a]);
+    // Pieces of a row begin where vectors do.
+    const bool aligned = a == 2 && map.unit == 1 && tiles_along[a] > 1 && block[a] >= kFewestAligned;
+    grain[a] = aligned ? kMostLanes : map.unit;
+    block[a] = round_up(block[a], grain[a]);
     tiles_along[a] = ceil_div(cells, block[a]);
     room = std::max<std::int64_t>(room * map.unit / block[a], 1);
     tiles *= tiles_along[a];
@@ -121,11 +129,11 @@ Tiling::Tiling(AxisMaps maps, std::int64_t batch, std::int64_t most_cells)
 Tile Tiling::tile(std::int64_t index) const {
   Tile tile;
   for (int a = kSpatialAxes - 1; a >= 0; --a) {
-    const std::int64_t units = ceil_div(maps_[a].cells, maps_[a].unit);
+    const std::int64_t grains = ceil_div(maps_[a].cells, shape_.grain[a]);
     const std::int64_t here = index % shape_.tiles_along[a];
     index /= shape_.tiles_along[a];
-    tile.begin[a] = units * here / shape_.tiles_along[a] * maps_[a].unit;
-    const std::int64_t end = units * (here + 1) / shape_.tiles_along[a] * maps_[a].unit;
+    tile.begin[a] = grains * here / shape_.tiles_along[a] * shape_.grain[a];
+    const std::int64_t end = grains * (here + 1) / shape_.tiles_along[a] * shape_.grain[a];
     tile.count[a] = std::min(end, maps_[a].cells) - tile.begin[a];
     tile.origin[a] = shape_.shares_gap[a] ? 0 : tile.begin[a] + maps_[a].lowest;
   }

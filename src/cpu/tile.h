@@ -47,6 +47,7 @@ struct TileShape {
   std::int64_t images = 1;  // of a tile, at most
   Triple tiles_along{};
   Triple block{};  // cells of a tile, at most
+  Triple grain{};  // tiles begin at multiples of so many cells
   Triple pitch{};  // positions of the line from one cell of an axis to the end of its row
   std::array<bool, kSpatialAxes> shares_gap{};
   Triple steps{};
