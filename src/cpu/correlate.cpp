@@ -129,38 +129,48 @@ class Correlate final : public Kernel {
   // stage by stage. Without stages each task packs its own.
   void plan_stages() {
     const std::int64_t blocks = roles_.groups * blocking_.target_blocks;
-    const std::int64_t a_tap = packed_.targets(blocking_.target_channels) * roles_.source_channels;  // of a block
-    const PhaseRange all = packed_.all_phases();
     const std::int64_t room = room_for_weights(problem_);
-    std::int64_t most = 0;
     if (element_count(problem_.weight_sizes()) <= room) {
-      stages_.push_back({0, blocks, all, 0, roles_.source_channels});
-      most = blocks * a_tap * tiling_.all_taps();
+      stages_.push_back({0, blocks, packed_.all_phases(), 0, roles_.source_channels});
+      stage_size_ = blocks * weights_of_tap() * tiling_.all_taps();
     } else if (reads_in_place_ && stores_in_place_) {
-      // Some phases of a block or, of a single one, some source channels.
-      const std::int64_t at_once = stages_at_once(tiling_.tiles());
-      for (std::int64_t block = 0; block < blocks; ++block) {
-        for (PhaseRange phases{0, 0}; phases.first < all.last; phases.first = phases.last) {
-          std::int64_t size = 0;
-          while (phases.last < all.last) {
-            const std::int64_t more = a_tap * packed_.taps_of({phases.last, phases.last + 1});
-            if (phases.last > phases.first && size + more > room / at_once) break;
-            size += more;
-            ++phases.last;
-          }
-          const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
-          const std::int64_t channels =
-              size <= room / at_once ? chunks * chunk_ : even_parts(chunks, room / at_once * chunks / size) * chunk_;
-          for (std::int64_t c = 0; c < roles_.source_channels; c += channels) {
-            stages_.push_back({block, 1, phases, c, std::min(c + channels, roles_.source_channels)});
-          }
-          most = std::max(most, ceil_div(size * std::min(channels, roles_.source_channels), roles_.source_channels));
-        }
+      stages_there_ = stages_at_once(tiling_.tiles());
+      cut_stages(room / stages_there_);
+      if (stages_there_ * stage_size_ > room) {  // the smallest stages are larger
+        stages_there_ = 1;
+        cut_stages(room);
       }
     }
-    stage_size_ = most;
-    stages_there_ = std::min<std::int64_t>(std::ssize(stages_), stages_at_once(tiling_.tiles()));
-    workspace_bytes_ = stages_there_ * most * sizeof(T);
+    workspace_bytes_ = std::min<std::int64_t>(std::ssize(stages_), stages_there_) * stage_size_ * sizeof(T);
+  }
+
+  // Of a block, packed.
+  std::int64_t weights_of_tap() const { return packed_.targets(blocking_.target_channels) * roles_.source_channels; }
+
+  // Stages of some phases of a block or, of a single one, some source channels.
+  void cut_stages(std::int64_t room) {
+    stages_.clear();
+    stage_size_ = 0;
+    const PhaseRange all = packed_.all_phases();
+    for (std::int64_t block = 0; block < roles_.groups * blocking_.target_blocks; ++block) {
+      for (PhaseRange phases{0, 0}; phases.first < all.last; phases.first = phases.last) {
+        std::int64_t size = 0;
+        while (phases.last < all.last) {
+          const std::int64_t more = weights_of_tap() * packed_.taps_of({phases.last, phases.last + 1});
+          if (phases.last > phases.first && size + more > room) break;
+          size += more;
+          ++phases.last;
+        }
+        const std::int64_t chunks = ceil_div(roles_.source_channels, chunk_);
+        const std::int64_t channels =
+            size <= room ? chunks * chunk_ : even_parts(chunks, room * chunks / size) * chunk_;
+        for (std::int64_t c = 0; c < roles_.source_channels; c += channels) {
+          stages_.push_back({block, 1, phases, c, std::min(c + channels, roles_.source_channels)});
+        }
+        const std::int64_t most = std::min(channels, roles_.source_channels);
+        stage_size_ = std::max(stage_size_, ceil_div(size * most, roles_.source_channels));
+      }
+    }
   }
 
   std::int64_t chunk_if_inside() const { return channels_inside_ ? chunk_ : 0; }
@@ -192,33 +202,22 @@ class Correlate final : public Kernel {
                     [&](std::int64_t task) { run_task(tensors, stage, nullptr, task); });
       return;
     }
-    // Where there is room for two, the weights of the next stage are packed in the step that multiplies by one's.
-    struct Step {
-      const Stage* used = nullptr;
-      const T* weights = nullptr;
-      const Stage* packed = nullptr;
-      T* to = nullptr;
-      std::int64_t products = 0;
-    };
-    std::vector<Step> steps;
-    std::vector<std::int64_t> tasks;
-    for (const Stage& stage : stages_) {
-      const std::int64_t index = &stage - stages_.data();
-      T* const weights = static_cast<T*>(buffers.workspace) + index % stages_there_ * stage_size_;
-      if (steps.empty() || stages_there_ == 1) {
-        steps.emplace_back();
-        tasks.push_back(0);
-      }
-      steps.back().packed = &stage;
-      steps.back().to = weights;
-      tasks.back() += stage.blocks * ceil_div(stage.channels(), chunk_) * pieces_of_chunk();
-      tasks.push_back(stage.blocks * tiling_.tiles());
-      steps.push_back({&stage, weights, nullptr, nullptr, tasks.back()});
+    // Of each stage: its weights are packed, and multiplied by. Where there is room for the weights of two stages, no
+    // thread waits for the last tile of one.
+    std::vector<TaskGroup> groups;
+    for (std::int64_t s = 0; s < std::ssize(stages_); ++s) {
+      const Stage& stage = stages_[s];
+      const auto products_of = [](std::int64_t index) { return index < 0 ? -1 : 2 * index + 1; };
+      const std::int64_t pieces = ceil_div(stage.channels(), chunk_) * pieces_of_chunk();
+      groups.push_back({stage.blocks * pieces, {products_of(s - stages_there_), -1}});
+      const std::int64_t sums = stage.first_channel > 0 ? products_of(s - 1) : -1;
+      groups.push_back({stage.blocks * tiling_.tiles(), {2 * s, sums}});
     }
-    for_each_step(execution, tasks, [&](std::size_t index, std::int64_t task) {
-      const Step& step = steps[index];
-      if (task < step.products) return run_task(tensors, *step.used, step.weights, task);
-      pack_weights(tensors, *step.packed, step.to, task - step.products);
+    for_each_group(execution, groups, [&](std::size_t group, std::int64_t task) {
+      const auto index = static_cast<std::int64_t>(group / 2);
+      T* const weights = static_cast<T*>(buffers.workspace) + index % stages_there_ * stage_size_;
+      if (group % 2 == 1) return run_task(tensors, stages_[index], weights, task);
+      pack_weights(tensors, stages_[index], weights, task);
     });
   }
 

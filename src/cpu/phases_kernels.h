@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -61,33 +62,54 @@ void for_each_task(const Execution& execution, std::int64_t tasks, const Body& b
   });
 }
 
-// Runs body(step, task) for the counts[step] tasks of each step, one step after the other, and in one parallel region:
-// threads that another program keeps from beginning are not waited for at the end of every step.
+// Tasks that begin when those of some groups before them are done.
+struct TaskGroup {
+  std::int64_t tasks = 0;
+  std::array<std::int64_t, 2> after = {-1, -1};  // indices of groups; -1: none
+};
+
+// Runs body(group, task) for all tasks of all groups, in one parallel region: threads that another program keeps from
+// beginning are not waited for at the end of every group. Threads take tasks in order, so that whoever waits, waits for
+// tasks that somebody is at.
 template <typename Body>
-void for_each_step(const Execution& execution, const std::vector<std::int64_t>& counts, const Body& body) {
+void for_each_group(const Execution& execution, const std::vector<TaskGroup>& groups, const Body& body) {
   std::vector<std::int64_t> ends;
-  for (const std::int64_t count : counts) ends.push_back((ends.empty() ? 0 : ends.back()) + count);
-  const std::int64_t tasks = ends.empty() ? 0 : ends.back();
+  for (const TaskGroup& group : groups) ends.push_back((ends.empty() ? 0 : ends.back()) + group.tasks);
+  const std::int64_t all = ends.empty() ? 0 : ends.back();
   std::atomic<std::int64_t> next{0};
-  std::atomic<std::int64_t> done{0};  // every task of a step is done before one of the next begins
+  std::vector<std::atomic<std::int64_t>> done(groups.size());
   std::atomic<bool> failed{false};
-  parallel_for(execution, tasks, 1, [&](std::int64_t /*begin*/, std::int64_t /*end*/) {
-    for (std::int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
-      const auto step = std::upper_bound(ends.begin(), ends.end(), task) - ends.begin();
-      const std::int64_t first = ends[step] - counts[step];
-      while (done.load(std::memory_order_acquire) < first) {
-        if (failed.load(std::memory_order_relaxed)) return;
-        std::this_thread::yield();
+  parallel_for(execution, all, 1, [&](std::int64_t /*begin*/, std::int64_t /*end*/) {
+    for (std::int64_t task = next.fetch_add(1); task < all; task = next.fetch_add(1)) {
+      const auto index = std::upper_bound(ends.begin(), ends.end(), task) - ends.begin();
+      const TaskGroup& group = groups[index];
+      for (const std::int64_t before : group.after) {
+        while (before >= 0 && done[before].load(std::memory_order_acquire) < groups[before].tasks) {
+          if (failed.load(std::memory_order_relaxed)) return;
+          std::this_thread::yield();
+        }
       }
       try {
-        body(static_cast<std::size_t>(step), task - first);
+        body(static_cast<std::size_t>(index), task - (ends[index] - group.tasks));
       } catch (...) {
         failed = true;
         throw;
       }
-      done.fetch_add(1, std::memory_order_release);
+      done[index].fetch_add(1, std::memory_order_release);
     }
   });
+}
+
+// Runs body(step, task) for the counts[step] tasks of each step, one step after the other.
+template <typename Body>
+void for_each_step(const Execution& execution, const std::vector<std::int64_t>& counts, const Body& body) {
+  std::vector<TaskGroup> steps;
+  std::int64_t before = -1;  // the last step that has tasks
+  for (const std::int64_t count : counts) {
+    steps.push_back({count, {before, -1}});
+    if (count > 0) before = std::ssize(steps) - 1;
+  }
+  for_each_group(execution, steps, body);
 }
 
 }  // namespace tconv::cpu
