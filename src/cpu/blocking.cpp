@@ -11,6 +11,10 @@ constexpr double kSumsShareAlone = 0.8;  // where each task packs its own weight
 constexpr double kSourceShare = 0.4;
 constexpr double kSourceShareGroups = 0.5;  // where groups are interleaved: packing costs more than anything else
 constexpr double kWeightsShare = 0.4;
+// Of the weights that a task packs for itself and multiplies by all cells. Threads have no weights in common then,
+// which cost as much to hand over as packing does.
+constexpr double kOwnWeightsShare = 0.5;
+constexpr double kMostIdle = 1.1;
 constexpr std::int64_t kFewestInRow = 32;     // cells of a piece of a row that is cut
 constexpr std::int64_t kFewestCells = 64;     // fewer leave too little to do for what is packed
 constexpr std::int64_t kTasksWanted = 16;     // no more are needed to keep the threads busy
@@ -143,6 +147,18 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   const std::int64_t most_source = caches.elements(roles.interleaved > 1 ? kSourceShareGroups : kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
   const std::int64_t packed_channels = std::max<std::int64_t>(together * roles.interleaved / 2, 8);
+  if (in_stages) {
+    const std::int64_t depth = together * taps;
+    const std::int64_t targets = caches.elements(kOwnWeightsShare) / depth / kWidestPanel * kWidestPanel;
+    Blocking whole = with_targets({}, std::max(targets, kWidestPanel));
+    whole.most_source = most_source;
+    whole.channels_together = together;
+    whole.cells = cells;
+    const std::int64_t tasks = roles.groups * whole.target_blocks;
+    const std::int64_t source = cells * sources * roles.cell_channels() * static_cast<std::int64_t>(sizeof(float));
+    const bool fits = targets > 0 && source <= caches.last_bytes;
+    if (fits && static_cast<double>(round_up(tasks, threads)) <= kMostIdle * static_cast<double>(tasks)) return whole;
+  }
   Blocking best;
   double least = 0;
   for (std::int64_t parts = 1;; parts += ceil_div(parts, 3)) {
