@@ -68,6 +68,9 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
 // Puts a plan where `plan` finds it, in place of what is there.
 void adopt(std::shared_ptr<const Plan> plan);
 
+// What is planned from now on is planned anew.
+void forget_plans();
+
 namespace cpu {
 std::span<const Family> families();
 DeviceProperties properties();

@@ -206,6 +206,13 @@ void adopt(std::shared_ptr<const Plan> plan) {
   cache.generation.fetch_add(1);
 }
 
+void forget_plans() {
+  PlanCache& cache = plan_cache();
+  const std::unique_lock lock(cache.mutex);
+  cache.plans.clear();
+  cache.generation.fetch_add(1);
+}
+
 std::uint64_t plan_generation() { return plan_cache().generation.load(); }
 
 std::vector<std::string> families(Backend backend) {

@@ -1,20 +1,24 @@
-// The "depthwise" family: one channel a group. Here, forward where channels lie side by side in memory (channels-last).
-// Nothing is packed but the weights, as [tap][channel]; a vector holds channels, and every position is a short sum over
-// its taps:
+// The "depthwise" family: one channel a group, or few. Here, forward where channels lie side by side in memory
+// (channels-last). Nothing is packed but the weights, as [tap][channel]; a vector holds channels, and every position is
+// a short sum over its taps:
 //   output[j][c] = bias[c] + sum over taps of  input[j + offset(tap)][c] weight[tap][c]
-// Rows of positions are read where they lie. Those at the borders, which fewer taps reach, go one by one.
+// Rows of positions are read where they lie. Those at the borders, which fewer taps reach, go one by one. With more
+// channels a group (spread.h) rows are spread first, as many as an output reads, and for each tap there are planes.
 #include <hwy/cache_control.h>
 
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/axis_map.h"
 #include "cpu/depthwise_simd.h"
 #include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
+#include "cpu/scratch.h"
 #include "cpu/simd.h"
+#include "cpu/spread.h"
 #include "cpu/tile.h"
 
 namespace tconv::cpu {
@@ -25,7 +29,7 @@ constexpr std::int64_t kFewestChannels = 8;
 template <typename E, typename T>
 class Depthwise final : public Kernel {
  public:
-  Depthwise(const Problem& problem, AxisMaps maps) : problem_(problem), maps_(std::move(maps)) {
+  Depthwise(const Problem& problem, AxisMaps maps) : problem_(problem), maps_(std::move(maps)), groups_(problem) {
     for (int a = 0; a < 2; ++a) {
       for (const AxisTarget& target : maps_[a].targets) {
         for (std::int64_t j = 0; j < target.lattice.count; ++j) {
@@ -36,22 +40,27 @@ class Depthwise final : public Kernel {
     }
     for (const Axis& axis : problem.axes) taps_ *= axis.kernel;
     row_count_ = problem.batch * static_cast<std::int64_t>(rows_[0].size() * rows_[1].size());
+    cells_ = std::max<std::int64_t>(maps_[2].cells, 1);
+    if constexpr (std::is_same_v<E, T>) {
+      if (!groups_.alone()) plan_spreading();
+    }
   }
 
   // The order of the rows refers to the maps.
   Depthwise(const Depthwise&) = delete;
   Depthwise& operator=(const Depthwise&) = delete;
 
-  std::size_t workspace_bytes() const { return taps_ * channels() * sizeof(T); }
+  // Whether rows that have been spread stay in the L2 cache until they are read for the last time.
+  bool fits() const { return fits_; }
+
+  std::size_t workspace_bytes() const { return groups_.planes() * taps_ * channels() * sizeof(T); }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     T* const workspace = static_cast<T*>(buffers.workspace);
-    for_each_weight(static_cast<const E*>(buffers.weight), [&](const E* weight, std::int64_t tap) {
-      element_ops<E, T>().load(weight, problem_.weight_strides[0], workspace + tap * channels(), 1, channels());
-    });
+    load_weights(static_cast<const E*>(buffers.weight), workspace);
     WeighCells<E, T> job;
     job.weights = workspace;
-    job.from_step = problem_.input_strides[4];
+    job.from_step = groups_.alone() ? problem_.input_strides[4] : spread_step_;
     job.channels = channels();
     job.bias = problem_.bias ? static_cast<const E*>(buffers.bias) : nullptr;
     const E* const source = static_cast<const E*>(buffers.input);
@@ -59,20 +68,25 @@ class Depthwise final : public Kernel {
     const Sizes sizes = problem_.output_sizes();
     job.past_caches = exceeds_caches(sizes, problem_.input_sizes(), sizeof(E)) &&
                       has_whole_lines(target, sizes, problem_.output_strides);
-    const std::int64_t rows = rows_of_task();
-    for_each_task(execution, ceil_div(row_count_, rows), [&](std::int64_t task) {
+    // Of each segment of the cells, rows in turn.
+    const std::int64_t units = ceil_div(maps_[2].cells, cells_) * row_count_;
+    const std::int64_t units_a_task = units_of_task(units);
+    for_each_task(execution, ceil_div(units, units_a_task), [&](std::int64_t task) {
+      thread_local Memory memory;
+      memory.held.assign(slots_[0] * slots_[1], {});
       WeighCells<E, T> own = job;
-      std::vector<RowTap> taps;
-      for (std::int64_t row = task * rows; row < std::min((task + 1) * rows, row_count_); ++row) {
-        const auto [from, to] = enter_row(row, taps);
-        for_each_piece(taps, [&](const AxisTarget& width, std::int64_t first, std::int64_t cells, const Taps& pieces) {
-          own.from = source + from;
+      for (std::int64_t unit = task * units_a_task; unit < std::min((task + 1) * units_a_task, units); ++unit) {
+        const std::int64_t row = unit % row_count_;
+        const std::int64_t first_cell = unit / row_count_ * cells_;
+        const auto [from, to] = enter_row(row, memory.taps);
+        own.from = groups_.alone() ? source + from : spread_rows(source, from, first_cell, memory);
+        for_each_piece(memory, first_cell, [&](const AxisTarget& width, std::int64_t first, std::int64_t cells) {
           own.to = target + to + (width.lattice.first + first * width.lattice.step) * problem_.output_strides[4];
           own.to_step = width.lattice.step * problem_.output_strides[4];
           own.cells = cells;
-          own.offsets = pieces.offsets.data();
-          own.places = pieces.places.data();
-          own.taps = static_cast<std::int64_t>(pieces.offsets.size());
+          own.offsets = memory.offsets.data();
+          own.places = memory.places.data();
+          own.taps = std::ssize(memory.offsets);
           depthwise_ops<E, T>().weigh(own);
         });
       }
@@ -81,7 +95,8 @@ class Depthwise final : public Kernel {
   }
 
   std::string describe() const override {
-    return std::to_string(row_count_) + " rows, vectors along channels, " + target_name();
+    return std::to_string(row_count_) + " rows, vectors along channels, " +
+           (groups_.alone() ? "" : std::to_string(groups_.planes()) + " planes, ") + target_name();
   }
 
  private:
@@ -90,38 +105,69 @@ class Depthwise final : public Kernel {
     std::int64_t cell;  // of its lattice
     const AxisTarget* target;
   };
-  // Taps in depth and height that a row reads: where their rows begin in the source, and in the weights.
+  // Taps in depth and height that a row reads: where their rows begin in the source (or where they have been spread),
+  // and in the weights.
   struct RowTap {
     std::int64_t offset;
     std::int64_t place;
-  };
-  struct Taps {
-    std::vector<std::int64_t> offsets;
-    std::vector<std::int64_t> places;
+    Triple row;  // of the source: depth, height
   };
   struct Places {
     std::int64_t source;
     std::int64_t target;
   };
+  // The row that a slot holds: where it begins in the source, and its first cell.
+  struct Held {
+    std::int64_t offset = -1;
+    std::int64_t first_cell = -1;
+  };
+  struct Memory {
+    std::vector<RowTap> taps;           // of a row
+    std::vector<std::int64_t> offsets;  // of a piece of it
+    std::vector<std::int64_t> places;
+    Scratch<E> spread;  // [slot][plane][position][channel]
+    std::vector<Held> held;
+  };
 
-  std::int64_t channels() const { return problem_.in_channels; }
+  std::int64_t channels() const { return problem_.out_channels; }
   // Rows that are worth a thread, and more where there are many: a thread that is held up holds up no other.
-  std::int64_t rows_of_task() const {
+  std::int64_t units_of_task(std::int64_t units) const {
     constexpr std::int64_t kElements = 1 << 14;
     constexpr std::int64_t kTasksWanted = 32;
-    const std::int64_t row = maps_[2].cells * channels();
-    return std::max(ceil_div(kElements, std::max<std::int64_t>(row, 1)), ceil_div(row_count_, kTasksWanted));
+    return std::max(ceil_div(kElements, cells_ * channels()), ceil_div(units, kTasksWanted));
   }
 
-  template <typename Visit>
-  void for_each_weight(const E* weight, const Visit& visit) const {
+  // Rows that one row of the output reads are held at a time, so much of them that they stay in the L2 cache.
+  void plan_spreading() {
+    constexpr double kShare = 0.25;
+    constexpr std::int64_t kFewestCells = 16;
+    for (int a = 0; a < 2; ++a) {
+      for (const AxisTarget& target : maps_[a].targets) {
+        const auto [low, high] = std::ranges::minmax(target.taps, {}, &AxisTap::offset);
+        slots_[a] = std::max(slots_[a], high.offset - low.offset + 1);
+      }
+    }
+    spread_step_ = round_up(channels(), kMostLanes);
+    const std::int64_t halo = maps_[2].highest - maps_[2].lowest;
+    const std::int64_t fit = static_cast<std::int64_t>(kShare * static_cast<double>(caches().l2_bytes) / sizeof(T)) /
+                             (slots_[0] * slots_[1] * groups_.planes() * spread_step_);
+    cells_ = std::min(cells_, std::max(fit - halo, kFewestCells));
+    plane_size_ = (cells_ + halo) * spread_step_;
+    const std::int64_t held = slots_[0] * slots_[1] * groups_.planes() * plane_size_;
+    fits_ = held * static_cast<std::int64_t>(sizeof(T)) <= caches().l2_bytes;
+    spread_ = spread_channels<T>(groups_, channels(), plane_size_);
+  }
+
+  void load_weights(const E* weight, T* to) const {
     const Strides& strides = problem_.weight_strides;
     const auto& [depth, height, width] = problem_.axes;
-    std::int64_t tap = 0;
-    for (std::int64_t d = 0; d < depth.kernel; ++d) {
-      for (std::int64_t h = 0; h < height.kernel; ++h) {
-        for (std::int64_t w = 0; w < width.kernel; ++w) {
-          visit(weight + d * strides[2] + h * strides[3] + w * strides[4], tap++);
+    for (std::int64_t plane = 0; plane < groups_.planes(); ++plane) {
+      for (std::int64_t d = 0; d < depth.kernel; ++d) {
+        for (std::int64_t h = 0; h < height.kernel; ++h) {
+          for (std::int64_t w = 0; w < width.kernel; ++w, to += channels()) {
+            const E* const from = weight + d * strides[2] + h * strides[3] + w * strides[4];
+            groups_.load_weights(from, strides, plane, 0, channels(), to);
+          }
         }
       }
     }
@@ -143,9 +189,9 @@ class Depthwise final : public Kernel {
         const Lattice& in_height = maps_[1].sources[kh.source];
         const std::int64_t h = height.cell + kh.offset;
         if (h < 0 || h >= in_height.count) continue;
-        taps.push_back({(in_depth.first + d * in_depth.step) * problem_.input_strides[2] +
-                            (in_height.first + h * in_height.step) * problem_.input_strides[3],
-                        (kd.tap * problem_.axes[1].kernel + kh.tap) * problem_.axes[2].kernel * channels()});
+        taps.push_back({d * problem_.input_strides[2] + h * problem_.input_strides[3],
+                        (kd.tap * problem_.axes[1].kernel + kh.tap) * problem_.axes[2].kernel * channels(),
+                        {d, h, 0}});
       }
     }
     return {image * problem_.input_strides[0], image * problem_.output_strides[0] +
@@ -153,46 +199,81 @@ class Depthwise final : public Kernel {
                                                    height.position * problem_.output_strides[3]};
   }
 
-  // Calls visit(width target, first cell, cells, taps) for pieces of a row that the same taps reach.
+  // Spreads what the cells from first_cell on read of an image's rows, and makes the rows' offsets refer to that.
+  const E* spread_rows(const E* source, std::int64_t image, std::int64_t first_cell, Memory& memory) const {
+    if constexpr (std::is_same_v<E, T>) {
+      const std::int64_t slot_size = groups_.planes() * plane_size_;
+      E* const spread = memory.spread.get(slots_[0] * slots_[1] * slot_size);
+      const std::int64_t begin = first_cell + maps_[2].lowest;  // at the beginning of a slot
+      const std::int64_t low = std::max<std::int64_t>(begin, 0);
+      const std::int64_t high = std::min(first_cell + cells_ + maps_[2].highest, maps_[2].sources[0].count);
+      for (RowTap& tap : memory.taps) {
+        const std::int64_t slot = tap.row[0] % slots_[0] * slots_[1] + tap.row[1] % slots_[1];
+        const std::int64_t from = image + tap.offset;
+        E* const to = spread + slot * slot_size;
+        if (memory.held[slot].offset != from || memory.held[slot].first_cell != first_cell) {
+          memory.held[slot] = {from, first_cell};
+          spread_(source + from + low * problem_.input_strides[4], problem_.input_strides[4],
+                  to + (low - begin) * spread_step_, spread_step_, std::max<std::int64_t>(high - low, 0));
+        }
+        tap.offset = slot * slot_size - begin * spread_step_;
+      }
+      return spread;
+    }
+    return nullptr;
+  }
+
+  // Calls visit(width target, first cell, cells) for pieces of a row's cells that the same taps reach, which are in
+  // `memory` then.
   template <typename Visit>
-  void for_each_piece(const std::vector<RowTap>& row_taps, const Visit& visit) const {
-    Taps taps;
+  void for_each_piece(Memory& memory, std::int64_t first_cell, const Visit& visit) const {
+    const std::int64_t step = groups_.alone() ? problem_.input_strides[4] : spread_step_;
     for (const AxisTarget& width : maps_[2].targets) {
-      const std::int64_t count = width.lattice.count;
-      std::int64_t low = 0;  // low <= cell < high: all taps of the row reach it
-      std::int64_t high = count;
+      const std::int64_t end = std::min(width.lattice.count, first_cell + cells_);
+      const std::int64_t begin = std::min(first_cell, end);
+      std::int64_t low = begin;  // low <= cell < high: all taps of the row reach it
+      std::int64_t high = end;
       for (const AxisTap& tap : width.taps) {
         low = std::max(low, -tap.offset);
         high = std::min(high, maps_[2].sources[tap.source].count - tap.offset);
       }
-      low = std::min(low, count);
+      low = std::min(low, end);
       high = std::max(high, low);
       const auto piece = [&](std::int64_t first, std::int64_t cells) {
         if (cells <= 0) return;
-        taps.offsets.clear();
-        taps.places.clear();
-        for (const RowTap& row : row_taps) {
+        memory.offsets.clear();
+        memory.places.clear();
+        for (const RowTap& row : memory.taps) {
           for (const AxisTap& tap : width.taps) {
-            const Lattice& source = maps_[2].sources[tap.source];
             const std::int64_t cell = first + tap.offset;
-            if (cell < 0 || cell >= source.count) continue;
-            taps.offsets.push_back(row.offset + (source.first + cell * source.step) * problem_.input_strides[4]);
-            taps.places.push_back(row.place + tap.tap * channels());
+            if (cell < 0 || cell >= maps_[2].sources[tap.source].count) continue;
+            for (std::int64_t plane = 0; plane < groups_.planes(); ++plane) {
+              memory.offsets.push_back(row.offset + cell * step + plane * plane_size_);
+              memory.places.push_back(row.place + (plane * taps_ + tap.tap) * channels());
+            }
           }
         }
-        visit(width, first, cells, taps);
+        visit(width, first, cells);
       };
-      for (std::int64_t j = 0; j < low; ++j) piece(j, 1);
+      for (std::int64_t j = begin; j < low; ++j) piece(j, 1);
       piece(low, high - low);
-      for (std::int64_t j = high; j < count; ++j) piece(j, 1);
+      for (std::int64_t j = high; j < end; ++j) piece(j, 1);
     }
   }
 
   Problem problem_;
   AxisMaps maps_;
+  SmallGroups groups_;
   std::array<std::vector<Row>, 2> rows_;  // of depth and height, in the order of their positions
   std::int64_t taps_ = 1;
   std::int64_t row_count_ = 0;
+  std::int64_t cells_ = 1;  // of a segment of a row
+  // Rows that are spread: how many along depth and height, and how they are laid out.
+  std::array<std::int64_t, 2> slots_ = {1, 1};
+  std::int64_t plane_size_ = 0;
+  std::int64_t spread_step_ = 0;
+  bool fits_ = true;
+  ChannelPicks<T> spread_;
 };
 
 // Whether the lattices of an axis are all of its positions.
@@ -201,19 +282,31 @@ bool is_covered(const AxisMap& map, std::int64_t size) {
                                [](const AxisTarget& target) { return target.lattice.count; }) == size;
 }
 
+// Groups so small that interleaved ones (blocking.h) would leave lanes idle. Every plane reads all of the output's
+// gradient, or makes a copy of the input.
+bool pays_to_spread(const Problem& problem) {
+  constexpr std::int64_t kMostPlanes = 2;
+  constexpr std::int64_t kMostWeights = 8;  // of a group and tap
+  const SmallGroups groups(problem);
+  return size_of(problem.dtype) >= sizeof(float) && problem.out_channels >= kFewestChannels &&
+         groups.planes() <= kMostPlanes && groups.inputs * groups.outputs <= kMostWeights;
+}
+
 }  // namespace
 
 Proposal propose_depthwise(const Problem& problem, const DeviceProperties& /*device*/) {
   if (problem.direction == Direction::grad_bias) return Proposal::decline("has no weights to read");
-  if (problem.in_channels_per_group() != 1 || problem.out_channels_per_group() != 1) {
-    return Proposal::decline("needs one channel a group, got " + std::to_string(problem.in_channels_per_group()) +
-                             " and " + std::to_string(problem.out_channels_per_group()));
+  const SmallGroups groups(problem);
+  const bool side_by_side = problem.input_strides[1] == 1 && problem.output_strides[1] == 1;
+  if (!groups.alone() && (!side_by_side || !pays_to_spread(problem))) {
+    return Proposal::decline("needs one channel a group, or few that lie side by side, got " +
+                             std::to_string(groups.inputs) + " and " + std::to_string(groups.outputs));
   }
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
     return Proposal::decline("needs at least one element");
   }
   const bool forward = problem.direction == Direction::forward;
-  if (problem.input_strides[1] != 1 || problem.output_strides[1] != 1 || problem.in_channels < kFewestChannels) {
+  if (groups.alone() && (!side_by_side || problem.in_channels < kFewestChannels)) {
     if (forward) return propose_depthwise_rows(problem);
     Proposal proposal = propose_depthwise_line_gradients(problem);
     return proposal.kernel != nullptr ? proposal : propose_depthwise_row_gradients(problem);
@@ -229,6 +322,7 @@ Proposal propose_depthwise(const Problem& problem, const DeviceProperties& /*dev
   return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
     const auto kernel = std::make_shared<Depthwise<E, T>>(problem, maps);
+    if (!kernel->fits()) return Proposal::decline("needs taps close enough for the L2 cache to hold what they read");
     proposal.workspace_bytes = kernel->workspace_bytes();
     proposal.kernel = kernel;
     return proposal;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/family.h"
 #include "cpu/families.h"
 #include "cpu/simd.h"
 
@@ -353,6 +354,7 @@ void use_target(const std::string& name) {
     if (hwy::TargetName(each) == name) hwy::SetSupportedTargetsForTest(each);
   }
   hwy::GetChosenTarget().DeInit();
+  forget_plans();  // which suit an instruction set
 }
 
 template <>

@@ -44,6 +44,27 @@ Problem random_depthwise(Random& random) {
   return problem;
 }
 
+// Channels-last, several channels a group.
+Problem random_small_groups(Random& random) {
+  constexpr std::array<std::array<int, 2>, 12> kGroups = {
+      {{1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 6}, {1, 7}, {1, 8}, {2, 1}, {2, 2}, {2, 3}, {2, 4}, {1, 1}}};
+  Problem problem = random_depthwise(random);
+  const auto [inputs, outputs] = kGroups[uniform(random, 0, kGroups.size() - 1)];
+  problem.dtype = chance(random, 0.3) ? DType::f64 : DType::f32;
+  problem.groups = chance(random, 0.8) ? uniform(random, 4, 40) : uniform(random, 60, 200);
+  problem.in_channels = problem.groups * inputs;
+  problem.out_channels = problem.groups * outputs;
+  if (problem.rank == 1 && chance(random, 0.3)) problem.axes[2].input = uniform(random, 600, 1200);
+  const auto with_gaps = [&](Sizes sizes) {
+    if (chance(random, 0.3)) sizes[uniform(random, 1, 4)] += 3;
+    return channels_last_strides(sizes);
+  };
+  problem.input_strides = with_gaps(problem.input_sizes());
+  problem.output_strides = with_gaps(problem.output_sizes());
+  problem.weight_strides = random_strides(random, problem.weight_sizes(), problem.direction != Direction::grad_weight);
+  return problem;
+}
+
 // Channels-last, so many channels or so long rows that gradients take them in parts.
 Problem random_parts(Random& random) {
   Problem problem;
@@ -162,6 +183,12 @@ TEST(Depthwise, EveryInstructionSet) {
   test::check_every_target(random, test::cases(60), 4, random_depthwise, check);
 }
 
+TEST(Depthwise, SmallGroups) {
+  Random random(49);
+  test::check_random_problems(random, test::cases(400), 3, random_small_groups, check);
+  test::check_every_target(random, test::cases(60), 4, random_small_groups, check);
+}
+
 TEST(Depthwise, ChannelsLastInParts) {
   Random random(47);
   test::check_random_problems(random, test::cases(40), 3, random_parts, check);
@@ -170,7 +197,8 @@ TEST(Depthwise, ChannelsLastInParts) {
 TEST(Depthwise, BothGradientsAtOnce) {
   Random random(46);
   for (int i = 0; i < test::cases(120) && !HasFailure(); ++i) {
-    Problem problem = chance(random, 0.5)   ? random_depthwise(random)
+    Problem problem = chance(random, 0.4)   ? random_depthwise(random)
+                      : chance(random, 0.4) ? random_small_groups(random)
                       : chance(random, 0.8) ? random_rows(random)
                                             : random_parts(random);
     if (problem.direction == Direction::forward) {
@@ -189,13 +217,14 @@ TEST(Depthwise, BothGradientsAtOnce) {
 TEST(Depthwise, PastTheCaches) {
   Random random(43);
   for (const Direction direction : {Direction::forward, Direction::grad_input}) {
-    for (const std::int64_t channels : {16, 48, 80, 72, 128}) {
+    for (const std::int64_t channels : {16, 48, 80, 72, 128, 32}) {
       Problem problem;
       problem.rank = 2;
       problem.direction = direction;
       problem.dtype = channels == 72 ? DType::bf16 : channels == 80 ? DType::f64 : DType::f32;
       problem.batch = 2;
       problem.groups = problem.in_channels = problem.out_channels = channels;
+      if (channels == 32) problem.out_channels *= 2;
       problem.axes[1] = {7, 4, 2, 1, 1, 1, 0};
       problem.axes[2] = {11, 3, 2, 1, 1, 1, 1};
       problem.bias = direction == Direction::forward;
@@ -243,10 +272,25 @@ Problem image_layer(Direction direction, std::int64_t batch) {
   return problem;
 }
 
+Problem small_groups_layer(Direction direction, std::int64_t batch) {
+  Problem problem = image_layer(direction, batch);
+  problem.in_channels *= 2;
+  problem.out_channels *= 3;
+  set_contiguous(problem);
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  return problem;
+}
+
 TEST(Depthwise, ThreadsChangeNothing) {
   Random random(43);
   for (const Direction direction : kDirections) {
     expect_threads_change_nothing(image_layer(direction, 3), "depthwise", random);
+  }
+  for (const Direction direction : kDirections) {
+    const Problem layer = small_groups_layer(direction, 3);
+    expect_threads_change_nothing(layer, "depthwise", random);
+    if (direction != Direction::grad_weight) expect_sample_alone_is_the_same(layer, "depthwise", 2, random);
   }
   for (const Direction direction : kDirections) {
     Problem rows = image_layer(direction, 3);
@@ -310,6 +354,12 @@ TEST(Depthwise, IsChosenForChannelsLastAndForRows) {
   with_gaps.axes[2] = {33, 2, 3, 1, 0, 0, 0};
   with_gaps.output_strides = channels_last_strides(with_gaps.output_sizes());
   EXPECT_EQ(plan(with_gaps)->family, "phases");
+  for (const Direction direction : kDirections) {
+    Problem groups = small_groups_layer(direction, 2);
+    EXPECT_EQ(plan(groups)->family, "depthwise");
+    set_contiguous(groups);
+    EXPECT_EQ(plan(groups)->family, "phases");
+  }
 }
 
 }  // namespace
