@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cpu/axis_map.h"
+#include "cpu/blocking.h"
 #include "cpu/depthwise_simd.h"
 #include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
@@ -44,6 +45,7 @@ class Depthwise final : public Kernel {
     if constexpr (std::is_same_v<E, T>) {
       if (!groups_.alone()) plan_spreading();
     }
+    cut_row();
   }
 
   // The order of the rows refers to the maps.
@@ -69,7 +71,7 @@ class Depthwise final : public Kernel {
     job.past_caches = exceeds_caches(sizes, problem_.input_sizes(), sizeof(E)) &&
                       has_whole_lines(target, sizes, problem_.output_strides);
     // Of each segment of the cells, rows in turn.
-    const std::int64_t units = ceil_div(maps_[2].cells, cells_) * row_count_;
+    const std::int64_t units = std::ssize(pieces_) * row_count_;
     const std::int64_t units_a_task = units_of_task(units);
     for_each_task(execution, ceil_div(units, units_a_task), [&](std::int64_t task) {
       thread_local Memory memory;
@@ -80,15 +82,24 @@ class Depthwise final : public Kernel {
         const std::int64_t first_cell = unit / row_count_ * cells_;
         const auto [from, to] = enter_row(row, memory.taps);
         own.from = groups_.alone() ? source + from : spread_rows(source, from, first_cell, memory);
-        for_each_piece(memory, first_cell, [&](const AxisTarget& width, std::int64_t first, std::int64_t cells) {
-          own.to = target + to + (width.lattice.first + first * width.lattice.step) * problem_.output_strides[4];
-          own.to_step = width.lattice.step * problem_.output_strides[4];
-          own.cells = cells;
-          own.offsets = memory.offsets.data();
-          own.places = memory.places.data();
-          own.taps = std::ssize(memory.offsets);
+        for (const Piece& piece : pieces_[unit / row_count_]) {
+          own.taps = std::ssize(memory.taps) * std::ssize(piece.taps);
+          std::int64_t* const offsets = memory.offsets.get(own.taps);
+          std::int64_t* const places = memory.places.get(own.taps);
+          std::int64_t t = 0;
+          for (const RowTap& in_row : memory.taps) {
+            for (const Tap& tap : piece.taps) {
+              offsets[t] = in_row.offset + tap.offset;
+              places[t++] = in_row.place + tap.place;
+            }
+          }
+          own.offsets = offsets;
+          own.places = places;
+          own.to = target + to + piece.to;
+          own.to_step = piece.to_step;
+          own.cells = piece.cells;
           depthwise_ops<E, T>().weigh(own);
-        });
+        }
       }
       if (own.past_caches) hwy::FlushStream();  // before another thread reads the results
     });
@@ -116,15 +127,26 @@ class Depthwise final : public Kernel {
     std::int64_t source;
     std::int64_t target;
   };
+  // Taps along a row, the same.
+  struct Tap {
+    std::int64_t offset;
+    std::int64_t place;
+  };
+  struct Piece {
+    std::int64_t to;  // in the row of the target
+    std::int64_t to_step;
+    std::int64_t cells;
+    std::vector<Tap> taps;
+  };
   // The row that a slot holds: where it begins in the source, and its first cell.
   struct Held {
     std::int64_t offset = -1;
     std::int64_t first_cell = -1;
   };
   struct Memory {
-    std::vector<RowTap> taps;           // of a row
-    std::vector<std::int64_t> offsets;  // of a piece of it
-    std::vector<std::int64_t> places;
+    std::vector<RowTap> taps;  // of a row
+    Scratch<std::int64_t> offsets;  // of all taps of a piece
+    Scratch<std::int64_t> places;
     Scratch<E> spread;  // [slot][plane][position][channel]
     std::vector<Held> held;
   };
@@ -223,41 +245,38 @@ class Depthwise final : public Kernel {
     return nullptr;
   }
 
-  // Calls visit(width target, first cell, cells) for pieces of a row's cells that the same taps reach, which are in
-  // `memory` then.
-  template <typename Visit>
-  void for_each_piece(Memory& memory, std::int64_t first_cell, const Visit& visit) const {
+  // The pieces of a row's cells that the same taps reach, segment by segment.
+  void cut_row() {
     const std::int64_t step = groups_.alone() ? problem_.input_strides[4] : spread_step_;
-    for (const AxisTarget& width : maps_[2].targets) {
-      const std::int64_t end = std::min(width.lattice.count, first_cell + cells_);
-      const std::int64_t begin = std::min(first_cell, end);
-      std::int64_t low = begin;  // low <= cell < high: all taps of the row reach it
-      std::int64_t high = end;
-      for (const AxisTap& tap : width.taps) {
-        low = std::max(low, -tap.offset);
-        high = std::min(high, maps_[2].sources[tap.source].count - tap.offset);
-      }
-      low = std::min(low, end);
-      high = std::max(high, low);
-      const auto piece = [&](std::int64_t first, std::int64_t cells) {
-        if (cells <= 0) return;
-        memory.offsets.clear();
-        memory.places.clear();
-        for (const RowTap& row : memory.taps) {
+    const std::int64_t to_step = problem_.output_strides[4];
+    for (std::int64_t begin = 0; begin < maps_[2].cells; begin += cells_) {
+      std::vector<Piece>& pieces = pieces_.emplace_back();
+      for (const AxisTarget& width : maps_[2].targets) {
+        const std::int64_t end = std::min(width.lattice.count, begin + cells_);
+        std::int64_t low = std::min(begin, end);  // low <= cell < high: all taps reach it
+        std::int64_t high = end;
+        for (const AxisTap& tap : width.taps) {
+          low = std::max(low, -tap.offset);
+          high = std::min(high, maps_[2].sources[tap.source].count - tap.offset);
+        }
+        low = std::min(low, end);
+        high = std::max(high, low);
+        const auto add = [&](std::int64_t first, std::int64_t cells) {
+          if (cells <= 0) return;
+          const std::int64_t to = (width.lattice.first + first * width.lattice.step) * to_step;
+          Piece& piece = pieces.emplace_back(Piece{to, width.lattice.step * to_step, cells, {}});
           for (const AxisTap& tap : width.taps) {
             const std::int64_t cell = first + tap.offset;
             if (cell < 0 || cell >= maps_[2].sources[tap.source].count) continue;
             for (std::int64_t plane = 0; plane < groups_.planes(); ++plane) {
-              memory.offsets.push_back(row.offset + cell * step + plane * plane_size_);
-              memory.places.push_back(row.place + (plane * taps_ + tap.tap) * channels());
+              piece.taps.push_back({cell * step + plane * plane_size_, (plane * taps_ + tap.tap) * channels()});
             }
           }
-        }
-        visit(width, first, cells);
-      };
-      for (std::int64_t j = begin; j < low; ++j) piece(j, 1);
-      piece(low, high - low);
-      for (std::int64_t j = high; j < end; ++j) piece(j, 1);
+        };
+        for (std::int64_t j = begin; j < low; ++j) add(j, 1);
+        add(low, high - low);
+        for (std::int64_t j = high; j < end; ++j) add(j, 1);
+      }
     }
   }
 
@@ -268,6 +287,7 @@ class Depthwise final : public Kernel {
   std::int64_t taps_ = 1;
   std::int64_t row_count_ = 0;
   std::int64_t cells_ = 1;  // of a segment of a row
+  std::vector<std::vector<Piece>> pieces_;
   // Rows that are spread: how many along depth and height, and how they are laid out.
   std::array<std::int64_t, 2> slots_ = {1, 1};
   std::int64_t plane_size_ = 0;
@@ -282,14 +302,13 @@ bool is_covered(const AxisMap& map, std::int64_t size) {
                                [](const AxisTarget& target) { return target.lattice.count; }) == size;
 }
 
-// Groups so small that interleaved ones (blocking.h) would leave lanes idle. Every plane reads all of the output's
-// gradient, or makes a copy of the input.
+// Groups so small that interleaved ones (blocking.h) would leave lanes idle, or move channels one by one. Every plane is
+// a copy of the input and reads all of the output's gradient: hence the square.
 bool pays_to_spread(const Problem& problem) {
-  constexpr std::int64_t kMostPlanes = 2;
-  constexpr std::int64_t kMostWeights = 8;  // of a group and tap
+  constexpr std::int64_t kMost = 32;
   const SmallGroups groups(problem);
   return size_of(problem.dtype) >= sizeof(float) && problem.out_channels >= kFewestChannels &&
-         groups.planes() <= kMostPlanes && groups.inputs * groups.outputs <= kMostWeights;
+         groups.outputs <= kSmallGroup && groups.planes() * groups.planes() * groups.outputs <= kMost;
 }
 
 }  // namespace

@@ -73,6 +73,42 @@ HWY_INLINE void weigh_vectors(const WeighCells<E, T>& job, const E* from, E* to,
   for (int v = 0; v < kVectors; ++v) put_vector<kPastCaches>(tag, sums[v], to + c + v * kLanes);
 }
 
+// The same of kCells cells, for which weights are loaded once.
+template <int kCells, int kVectors, bool kPastCaches, typename E, typename T>
+HWY_INLINE void weigh_cell_vectors(const WeighCells<E, T>& job, const E* from, E* to, std::int64_t c) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  hn::Vec<decltype(tag)> sums[kCells][kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kCells; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sums[i][v] = job.bias == nullptr ? hn::Zero(tag) : load_vector(tag, job.bias + c + v * kLanes);
+    }
+  }
+  for (std::int64_t t = 0; t < job.taps; ++t) {
+    const E* const x = from + job.offsets[t] + c;
+    const T* const w = job.weights + job.places[t] + c;
+    hn::Vec<decltype(tag)> weights[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) weights[v] = hn::LoadU(tag, w + v * kLanes);
+#pragma GCC unroll 4
+    for (int i = 0; i < kCells; ++i) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        sums[i][v] = hn::MulAdd(load_vector(tag, x + i * job.from_step + v * kLanes), weights[v], sums[i][v]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kCells; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      put_vector<kPastCaches>(tag, sums[i][v], to + i * job.to_step + c + v * kLanes);
+    }
+  }
+}
+
 // The channels from c on, fewer than a vector has, of one cell.
 template <typename T>
 HWY_INLINE void weigh_rest(const WeighCells<T, T>& job, const T* from, T* to, std::int64_t c) {
@@ -165,10 +201,19 @@ void weigh_cells(const WeighCells<E, T>& job) {
   constexpr int kTogether = 4;
   const std::int64_t done = weigh_common<kPastCaches>(job);
   if (done == job.channels) return;
+  constexpr int kCells = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
+  std::int64_t several = 0;  // cells whose whole vectors are done
+  for (; several + kCells <= job.cells; several += kCells) {
+    const E* const from = job.from + several * job.from_step;
+    E* const to = job.to + several * job.to_step;
+    std::int64_t c = done;
+    for (; c + 2 * kLanes <= job.channels; c += 2 * kLanes) weigh_cell_vectors<kCells, 2, kPastCaches>(job, from, to, c);
+    for (; c + kLanes <= job.channels; c += kLanes) weigh_cell_vectors<kCells, 1, kPastCaches>(job, from, to, c);
+  }
   for (std::int64_t j = 0; j < job.cells; ++j) {
     const E* const from = job.from + j * job.from_step;
     E* const to = job.to + j * job.to_step;
-    std::int64_t c = done;
+    std::int64_t c = j < several ? job.channels / kLanes * kLanes : done;
     for (; c + kTogether * kLanes <= job.channels; c += kTogether * kLanes) {
       weigh_vectors<kTogether, kPastCaches>(job, from, to, c);
     }
