@@ -183,7 +183,8 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
         static_cast<double>(sources * roles.interleaved) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
     const std::int64_t room = std::min(most_sums / (kept * shape.longest()), most_targets(shape.tiles));
-    for (std::int64_t targets = room >= unit ? room / unit * unit : room;; targets = ceil_div(targets, 2)) {
+    const std::int64_t whole = room >= unit ? room / unit * unit : room;
+    for (std::int64_t targets = room >= channels ? channels : whole;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
       const double filled =
           static_cast<double>(blocking.target_blocks * round_up(blocking.target_channels, kMostLanes)) /

@@ -31,6 +31,7 @@ constexpr std::int64_t kMostWeights = std::int64_t{1}
                                       << 16;   // elements of packed weights, where each task packs its own
 constexpr std::int64_t kPiece = 32;            // source channels whose weights are packed by one task
 constexpr double kSplitCost = 1.2;             // of products whose columns are read across cache lines
+constexpr double kPartialCost = 1.2;           // of transposing results that are no whole vectors, beside long sums
 constexpr std::int64_t kRowCost = 3;           // of a row that is multiplied by itself, in cells
 constexpr std::int64_t kMostPlaces = 1 << 14;  // of cells, that a plan holds
 
@@ -83,7 +84,7 @@ class Correlate final : public Kernel {
     const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
     // Many phases are better interleaved while they are transposed.
     const bool gathers = tiling_.row_phases() > kMostLattices && targets >= kMostLanes / 2;
-    double transposing = depth >= kLongSum ? 1 : 1.5;
+    double transposing = depth < kLongSum ? 1.5 : targets % kMostLanes == 0 ? 1 : kPartialCost;
     if (roles_.target_strides[1] == 1) transposing = 1 / transposing;  // then the other way around
     cells_are_columns_ = !channels_inside_ && !gathers && split * waste(length) <= transposing * waste(targets);
     const TileShape& shape = tiling_.shape();
