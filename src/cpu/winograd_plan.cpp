@@ -22,6 +22,13 @@ constexpr std::int64_t kFewestOfFive = 128;  // channels that pay for five point
 // The same for two taps, where tensors are packed and results transposed anyway.
 constexpr std::int64_t kFewestOfTwoTaps = 32;
 constexpr std::size_t kFewLattices = 16;
+// The same for three taps along each of two axes: more channels on either side than vectors of 16 leave idle.
+constexpr std::int64_t kFewestOfThreeTaps = 32;
+// Products of a source channel and a target channel that pay for combining both, where results are added up in the
+// tensor, phase by phase; and target channels that pay for combining several incomplete lattices that could be read in
+// place.
+constexpr std::int64_t kFewestOfPhases = 11;
+constexpr std::int64_t kFewestOfLattices = 48;
 // Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
 // incomplete: two products of nine are saved, not three.
 constexpr std::int64_t kFewestIncomplete = 20;
@@ -49,6 +56,12 @@ bool everything_reads(const AxisMap& map) {
     }
   }
   return true;
+}
+
+std::size_t most_taps(const AxisMap& map) {
+  std::size_t most = 0;
+  for (const AxisTarget& target : map.targets) most = std::max(most, target.taps.size());
+  return most;
 }
 
 // The taps of every target and source lattice as neighbours in order, or nothing where they are not.
@@ -158,6 +171,7 @@ std::optional<FastAxis> best_axis(const AxisMaps& maps, const FastSearch& search
       if (kSchemes[s].taps == 2 && std::min(search.sources, search.targets) < search.fewest_of_two) continue;
       std::optional<FastAxis> fast = neighbours_along(maps[axis], kSchemes[s], search.incomplete);
       if (!fast) continue;
+      if (kSchemes[s].taps == 3 && std::max(search.sources, search.targets) < search.fewest_of_three) continue;
       const bool few = search.sources * search.targets < kFewestIncomplete * (search.sources + search.targets);
       if (few && kSchemes[s].taps == 2 && is_incomplete(*fast)) continue;
       fast->axis = axis;
@@ -223,11 +237,19 @@ std::int64_t targets_of_block(const Roles& roles, std::int64_t most) {
 
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
   FastSearch search{roles.source_channels, roles.target_channels};
-  search.incomplete = true;
   std::size_t lattices = 1;  // of source and target: where they are many, packing takes longer than all else
   for (const AxisMap& map : maps) lattices *= map.targets.size() * map.sources.size();
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
   search.fewest_of_two = side_by_side || lattices > kFewLattices ? kFewestChannels : kFewestOfTwoTaps;
+  const bool several_phases = problem.direction == Direction::forward && lattices > 1;
+  const bool several_lattices = problem.direction == Direction::grad_input && lattices > 1;
+  if (most_taps(maps[0]) == 1) {  // otherwise combined rows are multiplied more often
+    const std::int64_t products = roles.source_channels * roles.target_channels;
+    const std::int64_t moved = roles.source_channels + roles.target_channels;
+    if (side_by_side && several_phases && products < kFewestOfPhases * moved) return {};
+    if (!side_by_side) search.fewest_of_three = kFewestOfThreeTaps;
+  }
+  search.incomplete = !side_by_side || !several_lattices || roles.target_channels >= kFewestOfLattices;
   FastWeights chosen{find_fast_axes(maps, search)};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};
