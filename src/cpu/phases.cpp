@@ -35,7 +35,7 @@ Proposal propose_phases(const Problem& problem, const DeviceProperties& device) 
   const std::optional<Problem> wide = with_wide_rows(problem);
   if (!wide) return propose_as_it_is(problem, device);
   Proposal proposal = propose_as_it_is(*wide, device);
-  if (proposal.kernel != nullptr) proposal.kernel = run_with_wide_rows(problem, proposal.kernel);
+  if (proposal.kernel != nullptr) proposal.kernel = run_with_wide_rows(problem, *wide, proposal.kernel);
   return proposal;
 }
 

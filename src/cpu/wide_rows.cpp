@@ -2,8 +2,11 @@
 
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
+
+#include "cpu/windows.h"
 
 namespace tconv::cpu {
 namespace {
@@ -12,9 +15,9 @@ constexpr std::size_t kWidth = kSpatialAxes - 1;  // the axis
 
 class WideRows final : public Kernel {
  public:
-  WideRows(const Problem& problem, std::shared_ptr<const Kernel> kernel)
+  WideRows(const Problem& problem, const Problem& wide, std::shared_ptr<const Kernel> kernel)
       : kernel_(std::move(kernel)),
-        times_(static_cast<std::size_t>(problem.axes[kWidth].stride)),
+        times_(static_cast<std::size_t>(wide.out_channels / problem.out_channels)),
         bias_bytes_(problem.bias ? problem.out_channels * size_of(problem.dtype) : 0) {}
 
   void run(const Buffers& buffers, const Execution& execution) const override {
@@ -38,23 +41,34 @@ class WideRows final : public Kernel {
 
 std::optional<Problem> with_wide_rows(const Problem& problem) {
   const Axis& axis = problem.axes[kWidth];
-  const bool kernel_is_stride = axis.stride > 1 && axis.kernel == axis.stride && axis.dilation == 1 &&
-                                axis.pad_begin == 0 && axis.pad_end == 0 && axis.output_padding == 0;
-  if (!kernel_is_stride || problem.groups != 1 || problem.direction == Direction::grad_bias) return {};
+  const std::int64_t pad_end = axis.pad_end - axis.output_padding;
+  const std::int64_t times = std::gcd(std::gcd(axis.stride, axis.kernel), std::gcd(axis.pad_begin, pad_end));
+  if (times == 1 || axis.dilation != 1 || pad_end < 0) return {};
+  if (problem.groups != 1 || problem.direction == Direction::grad_bias) return {};
   const auto in_a_row = [&](const Strides& strides) {
     return strides[2 + kWidth] == problem.out_channels * strides[1];
   };
   const bool side_by_side = problem.input_strides[1] == 1 && problem.output_strides[1] == 1;
   if (!side_by_side || !in_a_row(problem.output_strides) || !in_a_row(problem.weight_strides)) return {};
+  // Few output channels are better read from windows than a few more, twice as many, from packed cells.
+  const bool reads_windows = problem.direction == Direction::grad_input && problem.out_channels < kFewOutputs;
+  if (reads_windows && times == 2 && 2 * problem.out_channels >= kFewOutputs && axis.kernel > axis.stride) return {};
   Problem wide = problem;
-  wide.out_channels *= axis.stride;
-  wide.axes[kWidth] = Axis{.input = axis.input};
-  wide.output_strides[2 + kWidth] *= axis.stride;
+  wide.out_channels *= times;
+  Axis& wide_axis = wide.axes[kWidth];
+  wide_axis.kernel /= times;
+  wide_axis.stride /= times;
+  wide_axis.pad_begin /= times;
+  wide_axis.pad_end = pad_end / times;
+  wide_axis.output_padding = 0;
+  wide.output_strides[2 + kWidth] *= times;
+  wide.weight_strides[2 + kWidth] *= times;
   return wide;
 }
 
-std::shared_ptr<const Kernel> run_with_wide_rows(const Problem& problem, std::shared_ptr<const Kernel> kernel) {
-  return std::make_shared<WideRows>(problem, std::move(kernel));
+std::shared_ptr<const Kernel> run_with_wide_rows(const Problem& problem, const Problem& wide,
+                                                 std::shared_ptr<const Kernel> kernel) {
+  return std::make_shared<WideRows>(problem, wide, std::move(kernel));
 }
 
 }  // namespace tconv::cpu

@@ -1,6 +1,6 @@
-// kernel == stride along the width, channels side by side: what a cell gives to its `stride` outputs of a row lies
-// together in memory, as if it were one output with so many times the channels. Seen that way the width has one phase
-// and one tap, and products are as wide as may be.
+// Channels side by side: so many outputs of a row as divide stride, kernel and padding along the width lie together in
+// memory, as do their weights, as if they were one output with so many times the channels. Seen that way the width has
+// fewer phases, and products are wider; with kernel == stride it has one phase and one tap.
 #pragma once
 
 #include <memory>
@@ -14,6 +14,7 @@ namespace tconv::cpu {
 std::optional<Problem> with_wide_rows(const Problem& problem);
 
 // Runs a kernel for that problem on the tensors of the problem itself.
-std::shared_ptr<const Kernel> run_with_wide_rows(const Problem& problem, std::shared_ptr<const Kernel> kernel);
+std::shared_ptr<const Kernel> run_with_wide_rows(const Problem& problem, const Problem& wide,
+                                                 std::shared_ptr<const Kernel> kernel);
 
 }  // namespace tconv::cpu

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "cpu/phases_kernels.h"
 #include "cpu/results.h"
 #include "cpu/scratch.h"
+#include "cpu/wide_rows.h"
 #include "cpu/winograd_rows.h"
 
 namespace tconv::cpu {
@@ -502,12 +504,27 @@ class Winograd final : public Kernel {
   std::size_t workspace_bytes_ = 0;
 };
 
+// Whether the outputs of a row that can be seen as one (wide_rows.h) are so many, or channels so few, that this is worth
+// more than fewer products.
+bool rather_has_wide_rows(const Problem& problem) {
+  constexpr std::int64_t kMany = 8;
+  constexpr std::int64_t kFewChannels = 16;  // products of an input channel and an output channel, for moving both
+  const std::optional<Problem> wide = with_wide_rows(problem);
+  if (!wide) return false;
+  if (wide->out_channels >= kMany * problem.out_channels) return true;
+  const Axis& width = problem.axes[kSpatialAxes - 1];
+  const bool few =
+      problem.in_channels * problem.out_channels <= kFewChannels * (problem.in_channels + problem.out_channels);
+  return few && problem.direction != Direction::grad_weight && width.kernel <= 2 * width.stride;
+}
+
 }  // namespace
 
 Proposal propose_winograd(const Problem& problem, const DeviceProperties& device) {
   if (problem.direction == Direction::grad_bias) return Proposal::decline("has no weights to read");
   if (problem.dtype == DType::f64) return Proposal::decline("computes in fp32");
   if (problem.batch == 0) return Proposal::decline("needs at least one image");
+  if (rather_has_wide_rows(problem)) return Proposal::decline("rows as channels save more");
   if (problem.direction == Direction::grad_weight) return propose_winograd_weight(problem);
   const Roles roles(problem);
   if (roles.interleaved > 1) return Proposal::decline("needs more channels a group");
