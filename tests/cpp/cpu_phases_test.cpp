@@ -154,6 +154,32 @@ TEST(Phases, ChannelsLast) {
 
 // Gradients of kernel == stride and of few output channels in double and where tensors have gaps; the latter also with
 // channels side by side, stored in place.
+// Stride, kernel and padding along the width have a common divisor: outputs of a row are seen as one.
+TEST(Phases, RowsAsChannels) {
+  Random random(31);
+  int seen = 0;
+  constexpr std::array kDirections = {Direction::forward, Direction::grad_input, Direction::grad_weight};
+  for (int i = 0; i < test::cases(150) && !HasFailure(); ++i) {
+    const std::int64_t times = uniform(random, 2, 5);
+    Axis width{uniform(random, 1, 20), times * uniform(random, 1, 4), times * uniform(random, 1, 3)};
+    width.pad_begin = times * uniform(random, 0, 2);
+    width.pad_end = times * uniform(random, 0, 2);
+    if (chance(random, 0.3)) width.output_padding = uniform(random, 0, width.stride - 1);
+    Axis height{uniform(random, 1, 9), uniform(random, 1, 5), uniform(random, 1, 3)};
+    height.pad_begin = uniform(random, 0, 2);
+    if (width.output() <= 0 || height.output() <= 0) continue;
+    Problem problem = layer(kDirections[uniform(random, 0, 2)], static_cast<DType>(uniform(random, 0, 3)),
+                            uniform(random, 1, 3), {uniform(random, 1, 40), uniform(random, 1, 24), 1},
+                            {Axis{}, height, width});
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    problem.weight_strides = channels_last_strides(problem.weight_sizes());
+    seen += plan(problem, {}, "phases")->kernel->describe().starts_with("rows as channels") ? 1 : 0;
+    check_new(problem, random);
+  }
+  EXPECT_GE(seen, test::cases(150) / 4);
+}
+
 TEST(Phases, PatchesAndWindowsInEveryLayout) {
   Random random(13);
   const auto with_gaps = [](Problem problem) {
