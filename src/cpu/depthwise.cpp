@@ -144,7 +144,7 @@ class Depthwise final : public Kernel {
     std::int64_t first_cell = -1;
   };
   struct Memory {
-    std::vector<RowTap> taps;  // of a row
+    std::vector<RowTap> taps;       // of a row
     Scratch<std::int64_t> offsets;  // of all taps of a piece
     Scratch<std::int64_t> places;
     Scratch<E> spread;  // [slot][plane][position][channel]
@@ -302,8 +302,8 @@ bool is_covered(const AxisMap& map, std::int64_t size) {
                                [](const AxisTarget& target) { return target.lattice.count; }) == size;
 }
 
-// Groups so small that interleaved ones (blocking.h) would leave lanes idle, or move channels one by one. Every plane is
-// a copy of the input and reads all of the output's gradient: hence the square.
+// Groups so small that interleaved ones (blocking.h) would leave lanes idle, or move channels one by one. Every plane
+// is a copy of the input and reads all of the output's gradient: hence the square.
 bool pays_to_spread(const Problem& problem) {
   constexpr std::int64_t kMost = 32;
   const SmallGroups groups(problem);

@@ -3,8 +3,8 @@
 // meanwhile. A vector holds channels:
 //   grad_input[j][c]    = sum over taps of  grad_output[j stride - padding + tap dilation][c] weight[tap][c]
 //   grad_weight[tap][c] = sum over j of     grad_output[j stride - padding + tap dilation][c] input[j][c]
-// With more channels a group (spread.h) the cells of a row are spread first, each plane is computed so, with channels as
-// the output has them, and what the planes give to the gradient of the input is gathered.
+// With more channels a group (spread.h) the cells of a row are spread first, each plane is computed so, with channels
+// as the output has them, and what the planes give to the gradient of the input is gathered.
 #include <hwy/cache_control.h>
 
 #include <algorithm>

@@ -207,7 +207,8 @@ void weigh_cells(const WeighCells<E, T>& job) {
     const E* const from = job.from + several * job.from_step;
     E* const to = job.to + several * job.to_step;
     std::int64_t c = done;
-    for (; c + 2 * kLanes <= job.channels; c += 2 * kLanes) weigh_cell_vectors<kCells, 2, kPastCaches>(job, from, to, c);
+    for (; c + 2 * kLanes <= job.channels; c += 2 * kLanes)
+      weigh_cell_vectors<kCells, 2, kPastCaches>(job, from, to, c);
     for (; c + kLanes <= job.channels; c += kLanes) weigh_cell_vectors<kCells, 1, kPastCaches>(job, from, to, c);
   }
   for (std::int64_t j = 0; j < job.cells; ++j) {

@@ -1,7 +1,7 @@
-// Small groups as layers with one channel a group. With I input and O output channels a group, output channel c is a sum
-// over what input channels c / O I + i bring, i < I: so many planes, each a layer with one channel a group, whose input
-// is channel i of every group, O times. Cells are spread into planes before they are multiplied, and what is computed
-// for the planes is gathered again: look-ups in registers.
+// Small groups as layers with one channel a group. With I input and O output channels a group, output channel c is a
+// sum over what input channels c / O I + i bring, i < I: so many planes, each a layer with one channel a group, whose
+// input is channel i of every group, O times. Cells are spread into planes before they are multiplied, and what is
+// computed for the planes is gathered again: look-ups in registers.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +82,7 @@ class ChannelPicks {
           Pick<T>& pick = picks[{t, from}];
           pick.from = from;
           pick.valid = std::min(lanes, size - from);
-          pick.places[c - first] = static_cast<typename Pick<T>::Index>(place - from);
+          pick.places[c - first] = static_cast<Pick<T>::Index>(place - from);
           pick.kept[c - first] = -1;
         }
       }

@@ -4,8 +4,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/spread_simd.cpp"
-#include <hwy/foreach_target.h>  // includes this file once per instruction set
 #include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>  // includes this file once per instruction set
 #include <hwy/highway.h>
 
 #include <algorithm>

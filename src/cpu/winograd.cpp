@@ -504,8 +504,8 @@ class Winograd final : public Kernel {
   std::size_t workspace_bytes_ = 0;
 };
 
-// Whether the outputs of a row that can be seen as one (wide_rows.h) are so many, or channels so few, that this is worth
-// more than fewer products.
+// Whether the outputs of a row that can be seen as one (wide_rows.h) are so many, or channels so few, that this is
+// worth more than fewer products.
 bool rather_has_wide_rows(const Problem& problem) {
   constexpr std::int64_t kMany = 8;
   constexpr std::int64_t kFewChannels = 16;  // products of an input channel and an output channel, for moving both

@@ -44,9 +44,9 @@ int points_of(const FastAxes& fast);
 struct FastSearch {
   std::int64_t sources = 0;  // channels of a group
   std::int64_t targets = 0;
-  std::int64_t images = 1;         // whose cells the weights are combined for
-  bool shifted = true;             // all phases share combined sources
-  bool incomplete = false;         // some lattices may have a tap less than others
+  std::int64_t images = 1;           // whose cells the weights are combined for
+  bool shifted = true;               // all phases share combined sources
+  bool incomplete = false;           // some lattices may have a tap less than others
   std::int64_t fewest_of_two = 0;    // channels, on both sides, that pay for combining two taps
   std::int64_t fewest_of_three = 0;  // and on one side for three
 };

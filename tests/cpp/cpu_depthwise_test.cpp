@@ -46,8 +46,20 @@ Problem random_depthwise(Random& random) {
 
 // Channels-last, several channels a group.
 Problem random_small_groups(Random& random) {
-  constexpr std::array<std::array<int, 2>, 14> kGroups = {
-      {{1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 7}, {1, 16}, {2, 1}, {2, 2}, {2, 3}, {2, 8}, {3, 1}, {3, 3}, {4, 2}, {1, 1}}};
+  constexpr std::array<std::array<int, 2>, 14> kGroups = {{{1, 2},
+                                                           {1, 3},
+                                                           {1, 4},
+                                                           {1, 5},
+                                                           {1, 7},
+                                                           {1, 16},
+                                                           {2, 1},
+                                                           {2, 2},
+                                                           {2, 3},
+                                                           {2, 8},
+                                                           {3, 1},
+                                                           {3, 3},
+                                                           {4, 2},
+                                                           {1, 1}}};
   Problem problem = random_depthwise(random);
   const auto [inputs, outputs] = kGroups[uniform(random, 0, kGroups.size() - 1)];
   problem.dtype = chance(random, 0.3) ? DType::f64 : DType::f32;

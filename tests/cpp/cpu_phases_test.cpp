@@ -168,9 +168,9 @@ TEST(Phases, RowsAsChannels) {
     Axis height{uniform(random, 1, 9), uniform(random, 1, 5), uniform(random, 1, 3)};
     height.pad_begin = uniform(random, 0, 2);
     if (width.output() <= 0 || height.output() <= 0) continue;
-    Problem problem = layer(kDirections[uniform(random, 0, 2)], static_cast<DType>(uniform(random, 0, 3)),
-                            uniform(random, 1, 3), {uniform(random, 1, 40), uniform(random, 1, 24), 1},
-                            {Axis{}, height, width});
+    Problem problem =
+        layer(kDirections[uniform(random, 0, 2)], static_cast<DType>(uniform(random, 0, 3)), uniform(random, 1, 3),
+              {uniform(random, 1, 40), uniform(random, 1, 24), 1}, {Axis{}, height, width});
     problem.input_strides = channels_last_strides(problem.input_sizes());
     problem.output_strides = channels_last_strides(problem.output_sizes());
     problem.weight_strides = channels_last_strides(problem.weight_sizes());
