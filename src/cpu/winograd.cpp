@@ -514,7 +514,7 @@ bool rather_has_wide_rows(const Problem& problem) {
   if (wide->out_channels >= kMany * problem.out_channels) return true;
   const Axis& width = problem.axes[kSpatialAxes - 1];
   const bool few =
-      problem.in_channels * problem.out_channels <= kFewChannels * (problem.in_channels + problem.out_channels);
+      problem.in_channels * problem.out_channels < kFewChannels * (problem.in_channels + problem.out_channels);
   return few && problem.direction != Direction::grad_weight && width.kernel <= 2 * width.stride;
 }
 

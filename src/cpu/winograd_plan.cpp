@@ -25,8 +25,8 @@ constexpr std::size_t kFewLattices = 16;
 // The same for three taps along each of two axes: more channels on either side than vectors of 16 leave idle.
 constexpr std::int64_t kFewestOfThreeTaps = 32;
 // Products of a source channel and a target channel that pay for combining both, where results are added up in the
-// tensor, phase by phase; and target channels that pay for combining several incomplete lattices that could be read in
-// place.
+// tensor, phase by phase; and target channels that pay for combining several incomplete lattices of two taps that could
+// be read in place.
 constexpr std::int64_t kFewestOfPhases = 11;
 constexpr std::int64_t kFewestOfLattices = 48;
 // Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
@@ -173,7 +173,8 @@ std::optional<FastAxis> best_axis(const AxisMaps& maps, const FastSearch& search
       if (!fast) continue;
       if (kSchemes[s].taps == 3 && std::max(search.sources, search.targets) < search.fewest_of_three) continue;
       const bool few = search.sources * search.targets < kFewestIncomplete * (search.sources + search.targets);
-      if (few && kSchemes[s].taps == 2 && is_incomplete(*fast)) continue;
+      const bool too_few = few || search.targets < search.targets_of_incomplete;
+      if (too_few && kSchemes[s].taps == 2 && is_incomplete(*fast)) continue;
       fast->axis = axis;
       fast->scheme = s;
       const double left = cost_along(*fast, maps[axis], search.shifted);
@@ -237,6 +238,7 @@ std::int64_t targets_of_block(const Roles& roles, std::int64_t most) {
 
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
   FastSearch search{roles.source_channels, roles.target_channels};
+  search.incomplete = true;
   std::size_t lattices = 1;  // of source and target: where they are many, packing takes longer than all else
   for (const AxisMap& map : maps) lattices *= map.targets.size() * map.sources.size();
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
@@ -249,7 +251,7 @@ FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, co
     if (side_by_side && several_phases && products < kFewestOfPhases * moved) return {};
     if (!side_by_side) search.fewest_of_three = kFewestOfThreeTaps;
   }
-  search.incomplete = !side_by_side || !several_lattices || roles.target_channels >= kFewestOfLattices;
+  if (side_by_side && several_lattices) search.targets_of_incomplete = kFewestOfLattices;
   FastWeights chosen{find_fast_axes(maps, search)};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};

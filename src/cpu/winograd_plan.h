@@ -44,11 +44,12 @@ int points_of(const FastAxes& fast);
 struct FastSearch {
   std::int64_t sources = 0;  // channels of a group
   std::int64_t targets = 0;
-  std::int64_t images = 1;           // whose cells the weights are combined for
-  bool shifted = true;               // all phases share combined sources
-  bool incomplete = false;           // some lattices may have a tap less than others
-  std::int64_t fewest_of_two = 0;    // channels, on both sides, that pay for combining two taps
-  std::int64_t fewest_of_three = 0;  // and on one side for three
+  std::int64_t images = 1;                 // whose cells the weights are combined for
+  bool shifted = true;                     // all phases share combined sources
+  bool incomplete = false;                 // some lattices may have a tap less than others
+  std::int64_t fewest_of_two = 0;          // channels, on both sides, that pay for combining two taps
+  std::int64_t fewest_of_three = 0;        // and on one side for three
+  std::int64_t targets_of_incomplete = 0;  // that pay where some lattices have one tap, others two
 };
 
 // The axis that saves most, if any saves enough, and another one that saves enough at four points, which costs no
