@@ -67,6 +67,8 @@ Plan make_plan(const Problem& problem, const DeviceProperties& device, std::span
 
 // Puts a plan where `plan` finds it, in place of what is there.
 void adopt(std::shared_ptr<const Plan> plan);
+// Makes `plan` plan everything anew: what plans hold depends on the instruction set, which tests choose.
+void forget_plans();
 
 // What is planned from now on is planned anew.
 void forget_plans();

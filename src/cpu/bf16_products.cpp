@@ -109,6 +109,177 @@ void pair_rows_512(float* rows, std::int64_t width, std::int64_t count) {
   }
 }
 
+inline __mmask16 first_words(std::int64_t count) {
+  return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
+}
+inline __mmask32 first_numbers(std::int64_t count) {
+  return static_cast<__mmask32>(count >= 2 * kLanes ? ~0U : count <= 0 ? 0U : (1U << count) - 1U);
+}
+inline __m512i count_from_zero() {
+  alignas(64) static constexpr std::uint16_t kCount[2 * kLanes] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                                                   11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+                                                                   22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+  return _mm512_load_si512(kCount);
+}
+
+template <int kRows, int kVectors, bool kLines>
+void multiply_words(const MultiplyWords& job) {
+  float* const c = job.c;
+  __m512 sums[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sums[m][v] = _mm512_loadu_ps(c + m * job.c_step + v * kLanes);
+  }
+  for (int m = 0; m < kRows; ++m) {  // what the tile below begins with
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(c + (m + kRows) * job.c_step + v * kLanes);
+  }
+  const float* rows[kRows];
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) rows[m] = job.a + (kLines ? m * job.a_step : m);
+  const std::int64_t depth = job.depth;
+  for (std::int64_t k = 0; k < depth; ++k) {
+    const float* const b = job.b + job.offsets[k];
+    Pairs columns[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) columns[v] = load_pairs(b + v * kLanes);
+    const std::int64_t place = kLines ? k : k * job.a_step;
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const Pairs row = broadcast_pair((kLines ? rows[m] : job.a + m) + place);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], row, columns[v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(c + m * job.c_step + v * kLanes, sums[m][v]);
+  }
+}
+
+void pair_cells_512(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to) {
+  // Numbers of both in turn: the second begin at 32.
+  const __m512i words = _mm512_and_si512(count_from_zero(), _mm512_set1_epi32(0xffff));  // 0 0, 2 0, 4 0 ...
+  const __m512i low =
+      _mm512_or_si512(_mm512_maskz_srli_epi32(0xffff, words, 1),
+                      _mm512_maskz_slli_epi32(0xffff, _mm512_add_epi32(words, _mm512_set1_epi32(64)), 15));
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(kLanes));
+  for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
+    const __mmask32 mask = first_numbers(count - i);
+    const __m512i one = _mm512_maskz_loadu_epi16(first == nullptr ? 0 : mask, first + i);
+    const __m512i other = _mm512_maskz_loadu_epi16(second == nullptr ? 0 : mask, second + i);
+    _mm512_mask_storeu_epi32(to + i, first_words(count - i), _mm512_permutex2var_epi16(one, low, other));
+    if (count - i <= kLanes) return;
+    _mm512_mask_storeu_epi32(to + i + kLanes, first_words(count - i - kLanes),
+                             _mm512_permutex2var_epi16(one, high, other));
+  }
+}
+
+// 32 numbers of a run at a time, which the lanes of `step` vectors hold.
+constexpr int kMostSteps = 16;
+void pair_vectors(const BFloat16* from, std::int64_t step, std::int64_t count, float* to) {
+  const __m512i places = _mm512_mullo_epi16(count_from_zero(), _mm512_set1_epi16(static_cast<short>(step)));
+  const __m512i lanes = _mm512_and_si512(places, _mm512_set1_epi16(2 * kLanes - 1));
+  const __m512i vectors = _mm512_srli_epi16(places, 5);
+  __mmask32 masks[kMostSteps];
+  for (std::int64_t v = 0; v < step; ++v) {
+    masks[v] = _mm512_cmpeq_epi16_mask(vectors, _mm512_set1_epi16(static_cast<short>(v)));
+  }
+  for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
+    const std::int64_t extent =
+        ((count - i < 2 * kLanes ? count - i : 2 * kLanes) - 1) * step + 1;  // elements that are there
+    __m512i numbers = _mm512_setzero_si512();
+    for (std::int64_t v = 0; v < step; ++v) {
+      const __m512i some =
+          _mm512_maskz_loadu_epi16(first_numbers(extent - 2 * kLanes * v), from + i * step + 2 * kLanes * v);
+      numbers = _mm512_mask_permutexvar_epi16(numbers, masks[v], lanes, some);
+    }
+    _mm512_mask_storeu_epi32(to + i / 2, first_words((count - i + 1) / 2), numbers);
+  }
+}
+
+void pair_run_512(const BFloat16* from, std::int64_t step, std::int64_t count, float* to) {
+  constexpr std::int64_t kFewest = 8;  // numbers
+  if (step == 1) {
+    for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
+      const __m512i numbers = _mm512_maskz_loadu_epi16(first_numbers(count - i), from + i);
+      _mm512_mask_storeu_epi32(to + i / 2, first_words((count - i + 1) / 2), numbers);
+    }
+  } else if (step > 1 && step <= kMostSteps && count >= kFewest) {
+    pair_vectors(from, step, count, to);
+  } else {
+    for (std::int64_t i = 0; i < count; i += 2) {
+      const BFloat16 numbers[2] = {from[i * step], i + 1 < count ? from[(i + 1) * step] : BFloat16{0}};
+      __builtin_memcpy(to + i / 2, numbers, sizeof numbers);
+    }
+  }
+}
+
+// Columns become rows.
+inline void transpose(__m512i (&rows)[kLanes]) {
+  __m512i halves[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i += 2) {
+    halves[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    halves[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(halves[i], halves[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(halves[i], halves[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(halves[i + 1], halves[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(halves[i + 1], halves[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    const __m512i c = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    const __m512i d = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
+    halves[i] = _mm512_shuffle_i32x4(a, b, 0x88);
+    halves[i + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    halves[i + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
+    halves[i + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) rows[i] = halves[i];
+}
+
+void pair_lines_512(const BFloat16* from, std::int64_t line_step, std::int64_t channels, std::int64_t count,
+                    float* even, float* odd, std::int64_t to_step) {
+  // Words of the second numbers of one row and the first ones of the next.
+  const auto between = [](__m512i row, __m512i next) {
+    return _mm512_or_si512(_mm512_maskz_srli_epi32(0xffff, row, 16), _mm512_maskz_slli_epi32(0xffff, next, 16));
+  };
+  __m512i before = _mm512_setzero_si512();
+  __m512i beside = _mm512_loadu_si512(odd);
+  for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
+    const std::int64_t left = count - i;
+    const __mmask32 mask = first_numbers(left);
+    __m512i rows[kLanes];
+#pragma GCC unroll 16
+    for (int c = 0; c < kLanes; ++c) {
+      const BFloat16* const line = from + (c < channels ? c * line_step : 0) + i;
+      rows[c] = _mm512_maskz_loadu_epi16(c < channels ? mask : 0, line);
+      __builtin_prefetch(line + 2 * kLanes);
+    }
+    transpose(rows);
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r) {
+      if (2 * r > left) break;
+      const __m512i words = between(r == 0 ? before : rows[r - 1], rows[r]);
+      _mm512_storeu_si512(odd + r * to_step, r == 0 ? _mm512_or_si512(words, beside) : words);
+      if (2 * r < left) _mm512_storeu_si512(even + r * to_step, rows[r]);
+    }
+    before = rows[kLanes - 1];
+    beside = _mm512_setzero_si512();
+    even += kLanes * to_step;
+    odd += kLanes * to_step;
+  }
+  if (count % (2 * kLanes) == 0) _mm512_storeu_si512(odd, between(before, _mm512_setzero_si512()));
+}
+
 #pragma GCC pop_options
 
 template <int... kRow>
@@ -116,6 +287,16 @@ MathOps<float>::CellsTable make_table(std::integer_sequence<int, kRow...> /*rows
   MathOps<float>::CellsTable table{};
   ((table[kRow] = {multiply_pairs<kRow + 1, 1>, multiply_pairs<kRow + 1, 2>,
                    kRow < 9 ? multiply_pairs<kRow + 1, 3> : nullptr, kRow < 6 ? multiply_pairs<kRow + 1, 4> : nullptr}),
+   ...);
+  return table;
+}
+
+template <bool kLines, int... kRow>
+WordsTable make_words_table(std::integer_sequence<int, kRow...> /*rows*/) {
+  WordsTable table{};
+  ((table[kRow] = {multiply_words<kRow + 1, 1, kLines>, multiply_words<kRow + 1, 2, kLines>,
+                   kRow < 9 ? multiply_words<kRow + 1, 3, kLines> : nullptr,
+                   kRow < 6 ? multiply_words<kRow + 1, 4, kLines> : nullptr}),
    ...);
   return table;
 }
@@ -135,6 +316,25 @@ const MathOps<float>::CellsTable& bf16_cells() {
 void pair_neighbours(float* line, std::int64_t count) { pair_neighbours_512(line, count); }
 void pair_rows(float* rows, std::int64_t width, std::int64_t count) { pair_rows_512(rows, width, count); }
 
+const WordsTable& bf16_lines() {
+  static const WordsTable table = make_words_table<true>(std::make_integer_sequence<int, kMostCells>());
+  return table;
+}
+const WordsTable& bf16_columns() {
+  static const WordsTable table = make_words_table<false>(std::make_integer_sequence<int, kMostCells>());
+  return table;
+}
+void pair_cells(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to) {
+  pair_cells_512(first, second, count, to);
+}
+void pair_run(const BFloat16* from, std::int64_t step, std::int64_t count, float* to) {
+  pair_run_512(from, step, count, to);
+}
+void pair_lines(const BFloat16* from, std::int64_t line_step, std::int64_t channels, std::int64_t count, float* even,
+                float* odd, std::int64_t to_step) {
+  pair_lines_512(from, line_step, channels, count, even, odd, to_step);
+}
+
 #else
 
 bool has_bf16_products() { return false; }
@@ -144,6 +344,15 @@ const MathOps<float>::CellsTable& bf16_cells() {
 }
 void pair_neighbours(float* /*line*/, std::int64_t /*count*/) {}
 void pair_rows(float* /*rows*/, std::int64_t /*width*/, std::int64_t /*count*/) {}
+const WordsTable& bf16_lines() {
+  static const WordsTable none{};
+  return none;
+}
+const WordsTable& bf16_columns() { return bf16_lines(); }
+void pair_cells(const BFloat16* /*first*/, const BFloat16* /*second*/, std::int64_t /*count*/, float* /*to*/) {}
+void pair_run(const BFloat16* /*from*/, std::int64_t /*step*/, std::int64_t /*count*/, float* /*to*/) {}
+void pair_lines(const BFloat16* /*from*/, std::int64_t /*line_step*/, std::int64_t /*channels*/, std::int64_t /*count*/,
+                float* /*even*/, float* /*odd*/, std::int64_t /*to_step*/) {}
 
 #endif
 

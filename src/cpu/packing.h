@@ -26,6 +26,8 @@ struct View {
   bool channels_first() const { return std::abs(strides[1]) < std::abs(strides[4]); }
 };
 
+enum class RunAxis { row, any };
+
 // The cells of a tile that exist in a tensor, as runs that are equally spaced both in the tensor and along the line.
 class Runs {
  public:
@@ -36,7 +38,7 @@ class Runs {
 
   // Position c of each axis of the tile, 0 <= c < extent, stands for position base + c of the lattice.
   Runs(const Tiling& tiling, const Tile& tile, const std::array<Lattice, kSpatialAxes>& lattice, const Triple& base,
-       const Triple& extent, const Strides& strides) {
+       const Triple& extent, const Strides& strides, RunAxis axis = RunAxis::any) {
     std::array<Steps, 1 + kSpatialAxes> axes;
     axes[0] = {0, tile.images, tile.image * strides[0], strides[0], tiling.image_step()};
     for (int a = 0; a < kSpatialAxes; ++a) {
@@ -48,7 +50,7 @@ class Runs {
     }
     // Runs go along the row, unless it is so short that another axis makes much fewer of them.
     std::size_t along = kSpatialAxes;
-    if (axes[along].size() < 4) {
+    if (axis == RunAxis::any && axes[along].size() < 4) {
       for (std::size_t a = 0; a < kSpatialAxes; ++a) {
         if (axes[a].size() > axes[along].size()) along = a;
       }
@@ -224,8 +226,8 @@ void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& s
 
 // Where the source positions of a tile stand along the line.
 inline Runs source_runs(const Tiling& tiling, const Tile& tile, const std::array<Lattice, kSpatialAxes>& source,
-                        const Strides& strides) {
-  return {tiling, tile, source, tile.origin, tiling.pitch(), strides};
+                        const Strides& strides, RunAxis axis = RunAxis::any) {
+  return {tiling, tile, source, tile.origin, tiling.pitch(), strides, axis};
 }
 
 // Zeros into the cells of a line that no run fills.
@@ -494,8 +496,9 @@ void pack_source(const Tiling& tiling, const Tile& tile, const View<const E>& vi
 }
 
 // The cells of one phase in the tensor that the tile is a tile of.
-inline Runs target_runs(const Tiling& tiling, const Tile& tile, const PhaseTile& phase, const Strides& strides) {
-  return {tiling, tile, phase.lattice, tile.begin, tile.count, strides};
+inline Runs target_runs(const Tiling& tiling, const Tile& tile, const PhaseTile& phase, const Strides& strides,
+                        RunAxis axis = RunAxis::any) {
+  return {tiling, tile, phase.lattice, tile.begin, tile.count, strides, axis};
 }
 
 }  // namespace tconv::cpu

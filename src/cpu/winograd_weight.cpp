@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/packing.h"
+#include "cpu/pair_weight.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
@@ -283,6 +284,7 @@ class WinogradWeight final : public Kernel {
 }  // namespace
 
 Proposal propose_winograd_weight(const Problem& problem) {
+  if (sums_pairs(problem)) return Proposal::decline("products of pairs of bfloat16 save more");
   AxisMaps plain;
   for (int a = 0; a < kSpatialAxes; ++a) plain[a] = map_from_output(problem.axes[a]);
   WeightBlocking blocking;

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/family.h"
 #include "cpu/caches.h"
 #include "cpu/families.h"
 #include "cpu_support.h"
@@ -16,10 +17,16 @@ namespace tconv::test {
 // The instruction set in force while this lives.
 class Target {
  public:
-  explicit Target(const std::string& name) { cpu::use_target(name); }
-  ~Target() { cpu::use_target(""); }
+  explicit Target(const std::string& name) { use(name); }
+  ~Target() { use(""); }
   Target(const Target&) = delete;
   Target& operator=(const Target&) = delete;
+
+ private:
+  static void use(const std::string& name) {
+    cpu::use_target(name);
+    forget_plans();
+  }
 };
 
 // Layers that `draw` makes, `count` of them, each judged by `check`, which is false where the family declines: one in

@@ -213,12 +213,12 @@ TEST(Phases, PatchesAndWindowsInEveryLayout) {
 // where cells are columns.
 // Dense layers of bfloat16, whose channels are multiplied in pairs where the processor can: odd and even channels, in
 // every layout.
-Problem dense_bf16(Random& random) {
+Problem dense_bf16(Direction direction, Random& random) {
   Problem problem;
   do {
     problem = Problem{};
     problem.rank = static_cast<int>(uniform(random, 1, 3));
-    problem.direction = chance(random, 0.5) ? Direction::forward : Direction::grad_input;
+    problem.direction = direction;
     problem.dtype = DType::bf16;
     problem.bias = problem.direction == Direction::forward && chance(random, 0.5);
     problem.batch = uniform(random, 1, 3);
@@ -254,7 +254,7 @@ TEST(Phases, PairsOfBfloat16) {
   int taken = 0;
   const int count = test::cases(60);
   for (int i = 0; i < count && !HasFailure(); ++i) {
-    const Problem problem = dense_bf16(random);
+    const Problem problem = dense_bf16(chance(random, 0.5) ? Direction::forward : Direction::grad_input, random);
     check_new(problem, random);
     const std::string described = plan(problem, {}, "phases")->kernel->describe();
     taken += described.find("pairs of bfloat16") != std::string::npos ? 1 : 0;
@@ -264,6 +264,79 @@ TEST(Phases, PairsOfBfloat16) {
     }
   }
   EXPECT_GE(taken, cpu::has_bf16_products() ? count / 4 : 0) << "of " << count;
+}
+
+// Leaves NaN wherever the kernel of this problem keeps something between two calls.
+void leave_nan(const Problem& problem, Random& random) {
+  Tensors tensors(problem, random);
+  tensors.input.poison();
+  tensors.weight.poison();
+  tensors.output.poison();
+  run_with_workspace(*plan(problem, {}, "phases"), tensors.buffers());
+}
+
+// Gradients of weights that are summed over pairs of cells: rows of odd and even numbers of cells, at odd and even
+// distances, few or many channels.
+TEST(Phases, PairsOfCells) {
+  Random random(31);
+  int taken = 0;
+  const int count = test::cases(40);
+  for (int i = 0; i < count && !HasFailure(); ++i) {
+    Problem problem = dense_bf16(Direction::grad_weight, random);
+    if (chance(random, 0.3)) {
+      problem.in_channels = problem.groups * uniform(random, 12, 40);
+      problem.out_channels = problem.groups * uniform(random, 6, 20);
+      set_contiguous(problem);
+    }
+    leave_nan(problem, random);
+    check_new(problem, random);
+    const std::string described = plan(problem, {}, "phases")->kernel->describe();
+    taken += described.find("pairs of bfloat16") != std::string::npos ? 1 : 0;
+    if (i % 10 == 0) expect_threads_change_nothing(problem, "phases", random);
+  }
+  EXPECT_EQ(taken, cpu::has_bf16_products() ? count : 0);
+}
+
+// What a word holds beside a number of the last cell, and what lies between rows that follow each other on the line but
+// not in memory.
+TEST(Phases, PairsOfCellsInEveryLayout) {
+  Random random(32);
+  const Axis one{};
+  std::vector<Problem> problems;
+  for (const std::int64_t width : {1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 129}) {
+    const Axis row{width, 3, 1 + width % 3, 1, 1, 0, 0};
+    problems.push_back(layer(Direction::grad_weight, DType::bf16, 2, {17, 33, 1}, {one, {3, 2, 1, 1, 0, 0, 0}, row}));
+    problems.push_back(layer(Direction::grad_weight, DType::bf16, 3, {32, 16, 1},
+                             {one, {5, 1, 1, 1, 0, 0, 0}, {width, 1, 1, 1, 0, 0, 0}}));
+    problems.push_back(
+        layer(Direction::grad_weight, DType::bf16, 1, {16, 24, 1}, {one, one, {width, 40, 19, 1, 3, 2, 1}}));
+  }
+  const auto with_gaps = [](Sizes sizes) {
+    sizes[4] += 3;
+    sizes[3] += 1;
+    return contiguous_strides(sizes);
+  };
+  for (const Problem& each : problems) {
+    Problem problem = each;
+    leave_nan(problem, random);
+    check_new(problem, random);
+    problem.input_strides = with_gaps(problem.input_sizes());
+    check_new(problem, random);
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    check_new(problem, random);
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    check_new(problem, random);
+    problem.output_strides = with_gaps(problem.output_sizes());
+    leave_nan(problem, random);
+    check_new(problem, random);
+    // Neither channels nor rows side by side.
+    Sizes sizes = problem.input_sizes();
+    std::swap(sizes[0], sizes[4]);
+    Strides strides = contiguous_strides(sizes);
+    std::swap(strides[0], strides[4]);
+    problem.input_strides = strides;
+    check_new(problem, random);
+  }
 }
 
 TEST(Phases, PastTheCaches) {
