@@ -176,9 +176,10 @@ void pair_cells_512(const BFloat16* first, const BFloat16* second, std::int64_t 
   }
 }
 
-// 32 numbers of a run at a time, which the lanes of `step` vectors hold.
-constexpr int kMostSteps = 16;
-void pair_vectors(const BFloat16* from, std::int64_t step, std::int64_t count, float* to) {
+// 32 numbers at a time, which the lanes of `step` vectors hold.
+template <int kMostSteps>
+void pair_vectors(const BFloat16* from, const std::int64_t* run_places, std::int64_t runs, std::int64_t step,
+                  std::int64_t count, float* to) {
   const __m512i places = _mm512_mullo_epi16(count_from_zero(), _mm512_set1_epi16(static_cast<short>(step)));
   const __m512i lanes = _mm512_and_si512(places, _mm512_set1_epi16(2 * kLanes - 1));
   const __m512i vectors = _mm512_srli_epi16(places, 5);
@@ -186,72 +187,76 @@ void pair_vectors(const BFloat16* from, std::int64_t step, std::int64_t count, f
   for (std::int64_t v = 0; v < step; ++v) {
     masks[v] = _mm512_cmpeq_epi16_mask(vectors, _mm512_set1_epi16(static_cast<short>(v)));
   }
-  for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
-    const std::int64_t extent =
-        ((count - i < 2 * kLanes ? count - i : 2 * kLanes) - 1) * step + 1;  // elements that are there
-    __m512i numbers = _mm512_setzero_si512();
-    for (std::int64_t v = 0; v < step; ++v) {
-      const __m512i some =
-          _mm512_maskz_loadu_epi16(first_numbers(extent - 2 * kLanes * v), from + i * step + 2 * kLanes * v);
-      numbers = _mm512_mask_permutexvar_epi16(numbers, masks[v], lanes, some);
-    }
-    _mm512_mask_storeu_epi32(to + i / 2, first_words((count - i + 1) / 2), numbers);
-  }
-}
-
-void pair_run_512(const BFloat16* from, std::int64_t step, std::int64_t count, float* to) {
-  constexpr std::int64_t kFewest = 8;  // numbers
-  if (step == 1) {
+  for (std::int64_t r = 0; r < runs; ++r) {
+    const BFloat16* const run = from + run_places[r];
     for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
-      const __m512i numbers = _mm512_maskz_loadu_epi16(first_numbers(count - i), from + i);
-      _mm512_mask_storeu_epi32(to + i / 2, first_words((count - i + 1) / 2), numbers);
-    }
-  } else if (step > 1 && step <= kMostSteps && count >= kFewest) {
-    pair_vectors(from, step, count, to);
-  } else {
-    for (std::int64_t i = 0; i < count; i += 2) {
-      const BFloat16 numbers[2] = {from[i * step], i + 1 < count ? from[(i + 1) * step] : BFloat16{0}};
-      __builtin_memcpy(to + i / 2, numbers, sizeof numbers);
+      const std::int64_t left = count - i < 2 * kLanes ? count - i : 2 * kLanes;
+      const std::int64_t extent = (left - 1) * step + 1;  // elements that are there
+      __m512i numbers = _mm512_setzero_si512();
+      for (std::int64_t v = 0; 2 * kLanes * v < extent; ++v) {
+        const __m512i some =
+            _mm512_maskz_loadu_epi16(first_numbers(extent - 2 * kLanes * v), run + i * step + 2 * kLanes * v);
+        numbers = _mm512_mask_permutexvar_epi16(numbers, masks[v], lanes, some);
+      }
+      _mm512_mask_storeu_epi32(to, first_words((left + 1) / 2), numbers);
+      to += (left + 1) / 2;
     }
   }
 }
 
-// Columns become rows.
+void pair_runs_512(const BFloat16* from, const std::int64_t* places, std::int64_t runs, std::int64_t step,
+                   std::int64_t count, float* to) {
+  constexpr int kMostSteps = 16;
+  constexpr std::int64_t kFewest = 4;  // numbers
+  if (step >= 1 && step <= kMostSteps && count >= kFewest) {
+    return pair_vectors<kMostSteps>(from, places, runs, step, count, to);
+  }
+  for (std::int64_t r = 0; r < runs; ++r) {
+    const BFloat16* const run = from + places[r];
+    for (std::int64_t i = 0; i < count; i += 2, ++to) {
+      const BFloat16 numbers[2] = {run[i * step], i + 1 < count ? run[(i + 1) * step] : BFloat16{0}};
+      __builtin_memcpy(to, numbers, sizeof numbers);
+    }
+  }
+}
+
+// Columns become rows. All lanes of masked shuffles: see pair_rows_512.
 inline void transpose(__m512i (&rows)[kLanes]) {
   __m512i halves[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; i += 2) {
-    halves[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    halves[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    halves[i] = _mm512_maskz_unpacklo_epi32(0xffff, rows[i], rows[i + 1]);
+    halves[i + 1] = _mm512_maskz_unpackhi_epi32(0xffff, rows[i], rows[i + 1]);
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; i += 4) {
-    rows[i] = _mm512_unpacklo_epi64(halves[i], halves[i + 2]);
-    rows[i + 1] = _mm512_unpackhi_epi64(halves[i], halves[i + 2]);
-    rows[i + 2] = _mm512_unpacklo_epi64(halves[i + 1], halves[i + 3]);
-    rows[i + 3] = _mm512_unpackhi_epi64(halves[i + 1], halves[i + 3]);
+    rows[i] = _mm512_maskz_unpacklo_epi64(0xff, halves[i], halves[i + 2]);
+    rows[i + 1] = _mm512_maskz_unpackhi_epi64(0xff, halves[i], halves[i + 2]);
+    rows[i + 2] = _mm512_maskz_unpacklo_epi64(0xff, halves[i + 1], halves[i + 3]);
+    rows[i + 3] = _mm512_maskz_unpackhi_epi64(0xff, halves[i + 1], halves[i + 3]);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const __m512i a = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
-    const __m512i b = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
-    const __m512i c = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
-    const __m512i d = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
-    halves[i] = _mm512_shuffle_i32x4(a, b, 0x88);
-    halves[i + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
-    halves[i + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
-    halves[i + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
+    const __m512i a = _mm512_maskz_shuffle_i32x4(0xffff, rows[i], rows[i + 4], 0x88);
+    const __m512i b = _mm512_maskz_shuffle_i32x4(0xffff, rows[i + 8], rows[i + 12], 0x88);
+    const __m512i c = _mm512_maskz_shuffle_i32x4(0xffff, rows[i], rows[i + 4], 0xdd);
+    const __m512i d = _mm512_maskz_shuffle_i32x4(0xffff, rows[i + 8], rows[i + 12], 0xdd);
+    halves[i] = _mm512_maskz_shuffle_i32x4(0xffff, a, b, 0x88);
+    halves[i + 8] = _mm512_maskz_shuffle_i32x4(0xffff, a, b, 0xdd);
+    halves[i + 4] = _mm512_maskz_shuffle_i32x4(0xffff, c, d, 0x88);
+    halves[i + 12] = _mm512_maskz_shuffle_i32x4(0xffff, c, d, 0xdd);
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) rows[i] = halves[i];
 }
 
+// Words of the second numbers of one row and the first ones of the next.
+inline __m512i between(__m512i row, __m512i next) {
+  return _mm512_or_si512(_mm512_maskz_srli_epi32(0xffff, row, 16), _mm512_maskz_slli_epi32(0xffff, next, 16));
+}
+
 void pair_lines_512(const BFloat16* from, std::int64_t line_step, std::int64_t channels, std::int64_t count,
                     float* even, float* odd, std::int64_t to_step) {
-  // Words of the second numbers of one row and the first ones of the next.
-  const auto between = [](__m512i row, __m512i next) {
-    return _mm512_or_si512(_mm512_maskz_srli_epi32(0xffff, row, 16), _mm512_maskz_slli_epi32(0xffff, next, 16));
-  };
   __m512i before = _mm512_setzero_si512();
   __m512i beside = _mm512_loadu_si512(odd);
   for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
@@ -327,8 +332,9 @@ const WordsTable& bf16_columns() {
 void pair_cells(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to) {
   pair_cells_512(first, second, count, to);
 }
-void pair_run(const BFloat16* from, std::int64_t step, std::int64_t count, float* to) {
-  pair_run_512(from, step, count, to);
+void pair_runs(const BFloat16* from, const std::int64_t* places, std::int64_t runs, std::int64_t step,
+               std::int64_t count, float* to) {
+  pair_runs_512(from, places, runs, step, count, to);
 }
 void pair_lines(const BFloat16* from, std::int64_t line_step, std::int64_t channels, std::int64_t count, float* even,
                 float* odd, std::int64_t to_step) {
@@ -350,7 +356,8 @@ const WordsTable& bf16_lines() {
 }
 const WordsTable& bf16_columns() { return bf16_lines(); }
 void pair_cells(const BFloat16* /*first*/, const BFloat16* /*second*/, std::int64_t /*count*/, float* /*to*/) {}
-void pair_run(const BFloat16* /*from*/, std::int64_t /*step*/, std::int64_t /*count*/, float* /*to*/) {}
+void pair_runs(const BFloat16* /*from*/, const std::int64_t* /*places*/, std::int64_t /*runs*/, std::int64_t /*step*/,
+               std::int64_t /*count*/, float* /*to*/) {}
 void pair_lines(const BFloat16* /*from*/, std::int64_t /*line_step*/, std::int64_t /*channels*/, std::int64_t /*count*/,
                 float* /*even*/, float* /*odd*/, std::int64_t /*to_step*/) {}
 

@@ -41,8 +41,10 @@ const WordsTable& bf16_columns();  // a(m, k) = a[k a_step + m]
 // Words of numbers in memory: to[i] = (first[i], second[i]), zeros for what is not there (nullptr).
 void pair_cells(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to);
 
-// Every `step` elements one number, `count` of them: to[i] = (number 2 i, number 2 i + 1), an odd one beside zero.
-void pair_run(const BFloat16* from, std::int64_t step, std::int64_t count, float* to);
+// Runs of `count` numbers, every `step` elements one, that begin at the places: the words of each follow those of the
+// one before, to[i] = (number 2 i, number 2 i + 1), an odd one beside zero.
+void pair_runs(const BFloat16* from, const std::int64_t* places, std::int64_t runs, std::int64_t step,
+               std::int64_t count, float* to);
 
 // Lines of `count` numbers of up to 16 channels become rows of 16 words, row i with the numbers i and i + 1 of each
 // channel, and zeros beyond: the rows 0, 2, 4 ... at `even`, the rows -1, 1, 3 ... at `odd`. Row -1 is put beside what

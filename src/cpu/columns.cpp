@@ -15,6 +15,7 @@
 #include "cpu/column_map.h"
 #include "cpu/columns_last.h"
 #include "cpu/families.h"
+#include "cpu/pair_weight.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
@@ -500,8 +501,11 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
                              std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +
                              " taps");
   }
-  if (weights && few && map.cells() > kCellsOfColumns && propose_winograd(layer, device).kernel != nullptr) {
-    return Proposal::decline("fewer products do for so many cells");
+  if (weights && few && map.cells() > kCellsOfColumns) {
+    if (sums_pairs(layer)) return Proposal::decline("pairs of so many cells are multiplied faster");
+    if (propose_winograd(layer, device).kernel != nullptr) {
+      return Proposal::decline("fewer products do for so many cells");
+    }
   }
   const double used = used_share(problem);
   if (used < 0.5) return Proposal::decline("most taps fall outside of the output");

@@ -319,18 +319,37 @@ void store_rows(const StoreRows<E, T>& job) {
   }
 }
 
+// to[i + channel to_step] = row(i)[channel], rounded.
+template <typename E, typename Row>
+void scatter_rounded(const Row& row, E* to, std::int64_t to_step, std::int64_t count, std::int64_t channels) {
+  using T = std::remove_cvref_t<decltype(*row(0))>;
+  constexpr std::int64_t kRows = 64;
+  constexpr std::int64_t kChannels = 16;
+  T lines[kChannels * kRows];
+  for (std::int64_t i = 0; i < count; i += kRows) {
+    const std::int64_t rows = std::min(kRows, count - i);
+    for (std::int64_t first = 0; first < channels; first += kChannels) {
+      const std::int64_t some = std::min(kChannels, channels - first);
+      load_transposed<T, T>([&](std::int64_t r) { return row(i + r) + first; }, lines, kRows, rows, some);
+      for (std::int64_t c = 0; c < some; ++c)
+        put_row<E, T>(lines + c * kRows, to + i + (first + c) * to_step, rows, false);
+    }
+  }
+}
+
 template <typename E, typename T>
 void scatter(const Scatter<E, T>& job) {
   std::int64_t c = 0;
+  // Rows that go side by side are transposed.
+  std::int64_t side_by_side = 1;
+  while (side_by_side < job.count && job.to_places[side_by_side] == job.to_places[0] + side_by_side) ++side_by_side;
+  if (side_by_side == job.count && job.count > 1) {
+    E* const to = job.to + job.to_places[0];
+    const auto row = [&](std::int64_t i) { return job.from + job.from_places[i]; };
+    if constexpr (std::is_same_v<E, T>) return load_transposed<T>(row, to, job.to_step, job.count, job.channels);
+    return scatter_rounded(row, to, job.to_step, job.count, job.channels);
+  }
   if constexpr (std::is_same_v<E, T>) {
-    // Rows that go side by side are transposed.
-    std::int64_t side_by_side = 1;
-    while (side_by_side < job.count && job.to_places[side_by_side] == job.to_places[0] + side_by_side) ++side_by_side;
-    if (side_by_side == job.count && job.count > 1) {
-      const auto row = [&](std::int64_t i) { return job.from + job.from_places[i]; };
-      load_transposed<T>(row, job.to + job.to_places[0], job.to_step, job.count, job.channels);
-      return;
-    }
     const hn::ScalableTag<T> tag;
     const hn::RebindToSigned<decltype(tag)> itag;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));

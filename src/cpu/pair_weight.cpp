@@ -167,10 +167,11 @@ class PairWeight final : public Kernel {
     if (pairs.empty()) return;
     const std::int64_t step = runs.tensor_step();
     if (!channels_inside_) {
+      std::vector<std::int64_t> places;
+      for (std::size_t r = 0; r < all; ++r) places.push_back(runs.all()[r].tensor);
       for (std::int64_t channel = 0; channel < view.channels; ++channel) {
-        const E* const from = view.data + channel * view.strides[1];
-        T* to = packed + channel * line_size_;
-        for (std::size_t r = 0; r < all; ++r, to += of_run) pair_run(from + runs.all()[r].tensor, step, count, to);
+        pair_runs(view.data + channel * view.strides[1], places.data(), std::ssize(places), step, count,
+                  packed + channel * line_size_);
       }
       return;
     }

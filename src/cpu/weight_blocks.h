@@ -188,9 +188,10 @@ class WeightBlocks {
     Scatter<E, T> job;
     job.to_step = strides[0];
     // A few input channels at a time, so that what is written together stays in the cache, and output channels that
-    // fill a vector with their taps.
+    // fill a vector with their taps, or several where they are rounded.
     constexpr std::int64_t kTogether = 16;
-    const std::int64_t outputs = std::max<std::int64_t>(kTogether / all_taps_, 1);
+    constexpr std::int64_t kRowsTogether = std::is_same_v<E, T> ? 16 : 64;
+    const std::int64_t outputs = std::max<std::int64_t>(kRowsTogether / all_taps_, 1);
     const auto put = [&](std::int64_t place, std::int64_t count) {
       job.count = count;
       job.from_places = block_places_.data() + place;
