@@ -24,7 +24,8 @@ namespace {
 using E = BFloat16;
 using T = float;
 
-constexpr std::int64_t kDepth = 112;  // pairs between two visits to the results: their input stays in the L1 cache
+constexpr std::int64_t kDepth = 112;    // pairs between two visits to the results: their input stays in the L1 cache
+constexpr std::int64_t kRangeCost = 8;  // of pairs that are multiplied by themselves, in pairs
 
 class PairWeight final : public Kernel {
  public:
@@ -61,11 +62,22 @@ class PairWeight final : public Kernel {
   }
 
  private:
+  // The pairs of a phase in a tile.
+  struct Pairs {
+    std::vector<std::int64_t> places;  // where on the line the first cell of each is
+    std::int64_t of_row = 0;
+    bool joined = false;  // all rows are one
+  };
+  struct Range {
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+  };
   struct Memory {
     Scratch<T> input;
     Scratch<T> grad;
     Scratch<E> lines;
-    std::vector<std::int64_t> pairs;  // where on the line the first cell of each is
+    Pairs pairs;
+    std::vector<std::vector<Range>> reached;  // by each tap
   };
 
   // Adds the tiles of one split to the block.
@@ -90,8 +102,8 @@ class PairWeight final : public Kernel {
         const PhaseTile& phase = tiling_.phases()[p];
         if (phase.taps.empty()) continue;
         pack_grad(tile, phase, grad_view, packed_grad, memory.pairs);
-        multiply(math, tile_size, phase, channels, packed_grad, memory.pairs, packed_input,
-                 block + blocks_.phase_begin(p));
+        find_reached(tile, phase, memory.pairs, memory.reached);
+        multiply(math, tile_size, phase, channels, packed_grad, memory, packed_input, block + blocks_.phase_begin(p));
       }
     }
   }
@@ -152,19 +164,20 @@ class PairWeight final : public Kernel {
   }
 
   // The cells of one phase as pairs, and where on the line they are.
-  void pack_grad(const Tile& tile, const PhaseTile& phase, const View<const E>& view, T* packed,
-                 std::vector<std::int64_t>& pairs) const {
+  void pack_grad(const Tile& tile, const PhaseTile& phase, const View<const E>& view, T* packed, Pairs& pairs) const {
     const Runs runs = target_runs(tiling_, tile, phase, view.strides, RunAxis::row);
     // Rows without anything between them are one.
     const bool joined = runs.is_one_run(tile.length);
     const std::int64_t count = joined ? tile.length : runs.count();
     const std::int64_t of_run = ceil_div(count, 2);
     const std::size_t all = joined ? 1 : runs.all().size();
-    pairs.clear();
+    pairs.joined = joined;
+    pairs.of_row = of_run;
+    pairs.places.clear();
     for (std::size_t r = 0; r < all && count > 0; ++r) {
-      for (std::int64_t i = 0; i < of_run; ++i) pairs.push_back(runs.all()[r].line + 2 * i);
+      for (std::int64_t i = 0; i < of_run; ++i) pairs.places.push_back(runs.all()[r].line + 2 * i);
     }
-    if (pairs.empty()) return;
+    if (pairs.places.empty()) return;
     const std::int64_t step = runs.tensor_step();
     if (!channels_inside_) {
       std::vector<std::int64_t> places;
@@ -185,37 +198,79 @@ class PairWeight final : public Kernel {
   }
 
   void multiply(const MathOps<T>& math, const MathOps<T>::TileSize& tile_size, const PhaseTile& phase,
-                const ChannelBlock& channels, const T* grad, const std::vector<std::int64_t>& pairs,
-                const T* packed_input, T* sums) const {
+                const ChannelBlock& channels, const T* grad, const Memory& memory, const T* packed_input,
+                T* sums) const {
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
     const std::int64_t panel = tile_size.vectors * math.lanes;
     const WordsTable& table = channels_inside_ ? bf16_columns() : bf16_lines();
     const std::int64_t row_step = channels_inside_ ? 1 : line_size_;
     const std::int64_t pair_step = channels_inside_ ? cell_size_ : 1;
+    const std::vector<std::int64_t>& pairs = memory.pairs.places;
     const auto all = static_cast<std::int64_t>(pairs.size());
     std::array<std::array<std::int64_t, kDepth>, 2> offsets{};  // of taps at even and at odd distances
     MultiplyWords job;
     job.a_step = channels_inside_ ? cell_size_ : line_size_;
     job.c_step = taps * blocking_.inputs;
     for (std::int64_t k = 0; k < all; k += kDepth) {
-      job.depth = std::min(kDepth, all - k);
+      const std::int64_t end = std::min(k + kDepth, all);
       for (std::int64_t n = 0; n < channels.inputs; n += panel) {
         const std::int64_t width = panel_width(math, panel, channels.inputs, n);
-        for (std::int64_t i = 0; i < job.depth; ++i) {
-          for (std::int64_t odd = 0; odd < 2; ++odd) offsets[odd][i] = row_of(pairs[k + i] + odd) * width;
+        for (std::int64_t i = k; i < end; ++i) {
+          for (std::int64_t odd = 0; odd < 2; ++odd) offsets[odd][i - k] = row_of(pairs[i] + odd) * width;
         }
         for (std::int64_t t = 0; t < taps; ++t) {
           const std::int64_t distance = phase.taps[t].offset;
           const std::int64_t odd = distance & 1;
-          job.offsets = offsets[odd].data();
           job.b = packed_input + n * 2 * half_ + (distance - odd) / 2 * width;
-          for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {
-            job.a = grad + m * row_step + k * pair_step;
-            job.c = sums + (m * taps + t) * blocking_.inputs + n;
-            table[std::min(tile_size.rows, channels.outputs - m) - 1][width / math.lanes - 1](job);
+          for (const Range& range : memory.reached[t]) {
+            const std::int64_t first = std::max(range.first, k);
+            job.depth = std::min(range.last, end) - first;
+            if (job.depth <= 0) continue;
+            job.offsets = offsets[odd].data() + first - k;
+            for (std::int64_t m = 0; m < channels.outputs; m += tile_size.rows) {
+              job.a = grad + m * row_step + first * pair_step;
+              job.c = sums + (m * taps + t) * blocking_.inputs + n;
+              table[std::min(tile_size.rows, channels.outputs - m) - 1][width / math.lanes - 1](job);
+            }
           }
         }
       }
+    }
+  }
+
+  // The pairs that a tap finds input for: all of them, or whole rows where that leaves out enough.
+  void find_reached(const Tile& tile, const PhaseTile& phase, const Pairs& pairs,
+                    std::vector<std::vector<Range>>& reached) const {
+    const auto all = static_cast<std::int64_t>(pairs.places.size());
+    reached.resize(std::max(reached.size(), phase.taps.size()));
+    const Triple count = tiling_.cells_of(tile, phase);
+    for (std::size_t t = 0; t < phase.taps.size(); ++t) {
+      std::vector<Range>& ranges = reached[t];
+      ranges.clear();
+      if (all == 0) continue;
+      std::array<Range, 2> rows;  // along depth and height
+      for (int a = 0; a < 2; ++a) {
+        const std::int64_t shift = tile.begin[a] + phase.taps[t].shift[a];
+        rows[a].first = std::clamp<std::int64_t>(-shift, 0, count[a]);
+        rows[a].last = std::clamp(tiling_.sources()[0][a].count - shift, rows[a].first, count[a]);
+      }
+      std::int64_t cost = 0;
+      for (std::int64_t image = 0; image < tile.images; ++image) {
+        for (std::int64_t d = rows[0].first; d < rows[0].last && rows[1].last > rows[1].first; ++d) {
+          const std::int64_t row = (image * count[0] + d) * count[1];
+          Range range{(row + rows[1].first) * pairs.of_row, (row + rows[1].last) * pairs.of_row};
+          if (pairs.joined)
+            range = {(row + rows[1].first) * count[2] / 2, ceil_div((row + rows[1].last) * count[2], 2)};
+          if (!ranges.empty() && range.first <= ranges.back().last) {
+            cost += range.last - ranges.back().last;
+            ranges.back().last = range.last;
+          } else {
+            cost += range.last - range.first + kRangeCost;
+            ranges.push_back(range);
+          }
+        }
+      }
+      if (cost >= all + kRangeCost) ranges.assign(1, {0, all});
     }
   }
 
