@@ -31,6 +31,23 @@ inline Pairs broadcast_pair(const float* from) {  // anywhere: halves are aligne
   return (Pairs)_mm512_set1_epi32(pair);
 }
 
+template <int kVectors>
+inline void store_rounded(const __m512 (&sums)[kVectors], BFloat16* to, bool past_caches) {
+#pragma GCC unroll 4
+  for (int v = 0; v + 1 < kVectors; v += 2) {
+    const auto pairs = (__m512i)_mm512_cvtne2ps_pbh(sums[v + 1], sums[v]);
+    if (past_caches) {
+      _mm512_stream_si512((__m512i*)(to + v * kLanes), pairs);
+    } else {
+      _mm512_storeu_si512(to + v * kLanes, pairs);
+    }
+  }
+  if constexpr (kVectors % 2 == 1) {
+    const auto pairs = (__m256i)_mm512_cvtneps_pbh(sums[kVectors - 1]);
+    _mm256_storeu_si256((__m256i*)(to + (kVectors - 1) * kLanes), pairs);
+  }
+}
+
 template <int kRows, int kVectors>
 void multiply_pairs(const MultiplyCells<float>& job) {
   const std::int64_t b_step = job.b_step;
@@ -44,9 +61,14 @@ void multiply_pairs(const MultiplyCells<float>& job) {
     }
   }
   // What will be stored next, or loaded by the tile below.
-  for (int m = 0; m < kRows; ++m) {
+  for (int m = 0; m < kRows && job.rounded == nullptr; ++m) {
     const std::int64_t place = job.c_places[job.accumulate ? m + kRows : m];
     for (int v = 0; v < kVectors; ++v) __builtin_prefetch(job.c + place + v * kLanes);
+  }
+  for (int m = 0; m < kRows && job.rounded != nullptr && !job.past_caches; ++m) {
+    for (int v = 0; v < kVectors; v += 2) {
+      __builtin_prefetch(job.rounded + job.c_places[m] + job.first_column + v * kLanes, 1);
+    }
   }
   constexpr std::int64_t kLine = 16;  // k
   const float* cells[kRows];
@@ -73,6 +95,13 @@ void multiply_pairs(const MultiplyCells<float>& job) {
         b += b_step;
       }
     }
+  }
+  if (job.rounded != nullptr) {
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      store_rounded<kVectors>(sums[m], job.rounded + job.c_places[m] + job.first_column, job.past_caches);
+    }
+    return;
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {

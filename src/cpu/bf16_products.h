@@ -13,7 +13,8 @@ namespace tconv::cpu {
 // Whether this processor has them, and the chosen instruction set may use them.
 bool has_bf16_products();
 
-// multiply_cells of pairs: a and b hold words, k counts words, c is float. Subnormal factors count as zero.
+// multiply_cells of pairs: a and b hold words, k counts words, c is float. Subnormal factors, and sums that are
+// rounded, count as zero.
 const MathOps<float>::CellsTable& bf16_cells();
 
 // Turns `count` floats that are bfloat16 numbers into pairs of neighbours, where they are: to[i] = (from[2 i], from[2 i

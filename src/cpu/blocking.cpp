@@ -26,6 +26,7 @@ constexpr std::int64_t kManyTargets = 48;  // channels that fill wide register t
 // Channels added up before the next tap's, where they have to be packed and where they are read in place.
 constexpr std::int64_t kMostTogether = 128;
 constexpr std::int64_t kMostInPlace = 1024;
+constexpr std::int64_t kMostRounded = 2048;   // multiply-adds of a sum of pairs that is rounded at once
 constexpr std::int64_t kPanelWeights = 4096;  // of a target channel, packed at a time
 
 // In cycles, roughly.
@@ -87,11 +88,18 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   const bool pays = roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
   if (!side_by_side && !pays) return 0;
   std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
-  if (side_by_side && !roles.converts) {
-    most = sources > 1 ? kMostTogether
-                       : std::clamp(kPanelWeights / std::max<std::int64_t>(all_taps, 1), kMostTogether, kMostInPlace);
+  if (side_by_side && (!roles.converts || roles.reads_pairs)) {
+    const std::int64_t in_place = roles.reads_pairs ? 2 * kMostTogether : kMostTogether;
+    most = sources > 1 ? in_place
+                       : std::clamp(kPanelWeights / std::max<std::int64_t>(all_taps, 1), in_place, kMostInPlace);
   }
   return std::min(round_up(even_parts(channels, most), kMostLanes), channels);
+}
+
+bool rounds_in_place(const AxisMaps& maps, const Roles& roles, std::int64_t together) {
+  return together >= roles.source_channels && roles.reads_pairs && roles.interleaved == 1 &&
+         roles.target_strides[1] == 1 && roles.target_channels % kMostLanes == 0 &&
+         most_taps(maps) * together <= kMostRounded;
 }
 
 double column_cost(std::int64_t columns) {
@@ -120,7 +128,8 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   const bool many = channels >= 2 * kMostLanes || together > 0;  // targets can be the columns
   const std::int64_t unit = many ? kMostLanes : kPanel;
   // Packed once, all of them or stage by stage; or by each task for itself.
-  const bool in_place = reads_in_place(roles, together) && writes_in_place(roles, together);
+  const bool rounds = rounds_in_place(maps, roles, together);
+  const bool in_place = reads_in_place(roles, together) && (writes_in_place(roles, together) || rounds);
   const bool shared = in_place || element_count(problem.weight_sizes()) <= room_for_weights(problem);
   const auto with_targets = [&](Blocking blocking, std::int64_t targets) {
     blocking.target_blocks = ceil_div(channels, std::clamp<std::int64_t>(targets, 1, channels));
@@ -141,8 +150,8 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   };
   const std::int64_t most_sums = caches.elements(shared ? kSumsShare : kSumsShareAlone);
   // Results that are written to the tensor once and for all need no room in the cache.
-  const bool written_once = together >= roles.source_channels && writes_in_place(roles, together) &&
-                            most_taps(maps) * together <= kDepthInPlace;
+  const bool written_once = rounds || (together >= roles.source_channels && writes_in_place(roles, together) &&
+                                       most_taps(maps) * together <= kDepthInPlace);
   const std::int64_t kept = written_once ? 1 : phases;
   const std::int64_t most_source = caches.elements(roles.interleaved > 1 ? kSourceShareGroups : kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cpu/bf16_products.h"
 #include "cpu/caches.h"
 #include "cpu/panels.h"
 #include "cpu/tile.h"
@@ -19,6 +20,7 @@ inline constexpr std::int64_t kSmallGroup = 16;
 // interleaved: one here is 2 or 4 of the problem, whose target channels alternate.
 struct Roles {
   bool converts = false;         // elements are computed in another type
+  bool reads_pairs = false;      // bfloat16 whose channels lie side by side: pairs as they are, none of them torn
   std::int64_t interleaved = 1;  // groups of the problem that are one here
   std::int64_t groups = 1;
   std::int64_t source_channels = 0;  // of a group of the problem: the length of a sum
@@ -45,6 +47,10 @@ struct Roles {
     }
     groups = problem.groups / interleaved;
     target_channels *= interleaved;
+    const auto even = [](std::int64_t step) { return step % 2 == 0; };
+    reads_pairs = problem.dtype == DType::bf16 && has_bf16_products() && source_strides[1] == 1 &&
+                  even(source_channels) && even(source_strides[0]) && even(source_strides[2]) &&
+                  even(source_strides[3]) && even(source_strides[4]);
   }
 
   // Source channels of all that are interleaved.
@@ -73,12 +79,15 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles);
 
 // Whether tensors whose channels lie side by side are read, and written, where they are.
 inline bool reads_in_place(const Roles& roles, std::int64_t together) {
-  return together > 0 && !roles.converts && roles.interleaved == 1 && roles.source_strides[1] == 1;
+  return together > 0 && roles.interleaved == 1 && (roles.converts ? roles.reads_pairs : roles.source_strides[1] == 1);
 }
 inline bool writes_in_place(const Roles& roles, std::int64_t together) {
   return together > 0 && !roles.converts && roles.interleaved == 1 && roles.target_strides[1] == 1 &&
          roles.target_channels % kMostLanes == 0;
 }
+
+// Whether sums of pairs are rounded and stored by the register tile that they are added up in, all of them at once.
+bool rounds_in_place(const AxisMaps& maps, const Roles& roles, std::int64_t together);
 
 // Multiply-adds between two visits to the results where cells are read in place: weights come from the L2 cache.
 inline constexpr std::int64_t kDepthInPlace = 640;

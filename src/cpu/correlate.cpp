@@ -41,6 +41,7 @@ struct Memory {
   Scratch<T> weights;
   Scratch<T> sums;
   Scratch<T> rows;
+  Scratch<T> bias;
   Scratch<std::int64_t> offsets;
 };
 
@@ -92,20 +93,14 @@ class Correlate final : public Kernel {
     const WeightOrder by_targets = channels_inside_ ? WeightOrder::channels_inside : WeightOrder::along_targets;
     packed_ = {problem, roles_, tiling_, cells_are_columns_ ? WeightOrder::along_cells : by_targets};
     // Tensors whose channels lie side by side are read and written where they are.
-    constexpr bool kSame = std::is_same_v<E, T>;
-    reads_in_place_ = kSame && reads_in_place(roles_, chunk_if_inside());
+    reads_in_place_ = reads_in_place(roles_, chunk_if_inside());
     source_steps_ = roles_.source_strides;
     if constexpr (std::is_same_v<E, BFloat16>) {
       pairs_ = channels_inside_ && roles_.interleaved == 1 && has_bf16_products();
-      // Channels that lie side by side are pairs as they are, if no pair is torn.
-      const auto even = [](std::int64_t step) { return step % 2 == 0; };
-      Strides& steps = source_steps_;
-      const bool whole = steps[1] == 1 && even(roles_.source_channels) && even(steps[0]) && even(steps[2]) &&
-                         even(steps[3]) && even(steps[4]);
-      reads_in_place_ = pairs_ && whole;
-      for (std::int64_t& step : steps) step = reads_in_place_ ? step / 2 : step;
+      for (std::int64_t& step : source_steps_) step = reads_in_place_ ? step / 2 : step;
+      rounds_in_place_ = rounds_in_place(tiling_.maps(), roles_, chunk_if_inside());
     }
-    stores_in_place_ = kSame && writes_in_place(roles_, chunk_if_inside());
+    stores_in_place_ = rounds_in_place_ || writes_in_place(roles_, chunk_if_inside());
     // Like the lines, an odd number of cache lines.
     cell_step_ = round_up(chunk_ * roles_.interleaved, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
@@ -226,7 +221,8 @@ class Correlate final : public Kernel {
     return std::to_string(tiling_.phases().size()) + " phases, " + std::to_string(tiling_.tiles()) +
            " tiles of up to " + std::to_string(tiling_.longest()) + " cells, " +
            std::to_string(blocking_.target_channels) + " target channels, " + std::to_string(chunk_) +
-           " source channels a step, " + (pairs_ ? "pairs of bfloat16, " : "") + target_name();
+           " source channels a step, " + (pairs_ ? "pairs of bfloat16, " : "") +
+           (rounds_in_place_ ? "rounded at once, " : "") + target_name();
   }
 
  private:
@@ -514,8 +510,11 @@ class Correlate final : public Kernel {
     if (!known) own_reach = reach_of(tile, stage.phases, size.rows, results.row_size);
     const Reach& reach = known ? reach_ : own_reach;
     const std::int64_t target = roles_.first_target(block.group, block.first);
-    const bool past_caches = chunk_ >= roles_.source_channels && size.vectors * math.lanes % kMostLanes == 0 &&
+    const std::int64_t line = rounds_in_place_ ? 2 * kMostLanes : kMostLanes;
+    const bool past_caches = chunk_ >= roles_.source_channels && size.vectors * math.lanes % line == 0 &&
                              writes_whole_lines(tensors.target, block);
+    T* const bias = rounds_in_place_ && tensors.bias != nullptr ? memory.bias.get(block.targets) : nullptr;
+    if (bias != nullptr) element_ops<E, T>().load(tensors.bias + target, 1, bias, 1, block.targets);
     std::vector<std::int64_t> places;
     for (std::int64_t c = stage.first_channel; c < stage.last_channel; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, stage.last_channel - c);
@@ -550,7 +549,14 @@ class Correlate final : public Kernel {
             job.initial = tensors.bias == nullptr ? nullptr : tensors.bias + target;
           }
         }
-        if (sums == nullptr) sums = results.sums + tiling_.slot(p) * results.phase_size;
+        if constexpr (std::is_same_v<E, BFloat16>) {
+          if (rounds_in_place_) {
+            job.rounded = tensors.target + target + begin_in_tensor(phases[p].lattice, roles_.target_strides);
+            if (known) job.rounded += CellPlaces::in_tensor(tile, phases[p].lattice, roles_.target_strides).begin();
+            job.initial = bias;
+          }
+        }
+        if (sums == nullptr && !rounds_in_place_) sums = results.sums + tiling_.slot(p) * results.phase_size;
         const Panels<T> panels{weights + packed_.place_of_phase(block, channels, p, stage.phases.first),
                                static_cast<std::int64_t>(phases[p].taps.size()) * channels};
         job.a = cells;
@@ -559,7 +565,8 @@ class Correlate final : public Kernel {
           places.clear();
           for (const std::int64_t t : reached.taps) places.push_back(t * channels);
           const auto count = static_cast<std::int64_t>(reached.taps.size());
-          const std::int64_t parts = even_parts(count, kDepthInPlace / channels);
+          const std::int64_t parts =
+              rounds_in_place_ ? std::max(count, std::int64_t{1}) : even_parts(count, kDepthInPlace / channels);
           // At least once: what no tap reaches is zero.
           for (std::int64_t t = 0; t == 0 || t < count; t += parts) {
             job.offsets = reached.offsets.data() + t;
@@ -602,6 +609,7 @@ class Correlate final : public Kernel {
   bool empty_ = false;
   bool reads_in_place_ = false;
   bool stores_in_place_ = false;
+  bool rounds_in_place_ = false;   // stores, of sums of pairs
   bool pairs_ = false;             // of channels of the source, bfloat16, are multiplied together
   Strides source_steps_{};         // in elements, or in pairs that are read in place
   bool channels_inside_ = false;   // the packed source has its channels innermost

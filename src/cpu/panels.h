@@ -133,7 +133,7 @@ class CellList {
     for (std::int64_t n = 0; n < columns; n += panel) {
       job.b_step = panel_width(math, panel, columns, n);
       job.b = panels.data + n * panels.depth;
-      job.c = c + n;
+      job.c = c == nullptr ? nullptr : c + n;
       job.first_column = n;
       job.initial = initial == nullptr ? nullptr : initial + n;
       for (std::int64_t i = 0; i < tiles; ++i) {

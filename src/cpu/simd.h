@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/scalar.h"
+
 namespace tconv::cpu {
 
 // A register tile of the product c[m][n] (+)= sum over k of a(k, m) b(k, n). Both are best packed: what is read from
@@ -45,9 +47,10 @@ struct MultiplyCells {
   std::int64_t b_step = 0;  // from k to k + 1
   T* c = nullptr;
   const std::int64_t* c_places = nullptr;
-  bool accumulate = false;     // otherwise c begins with
-  const T* initial = nullptr;  // [n], or zeros
-  bool past_caches = false;    // c is whole cache lines that nobody reads soon
+  bool accumulate = false;      // otherwise c begins with
+  const T* initial = nullptr;   // [n], or zeros
+  bool past_caches = false;     // c is whole cache lines that nobody reads soon
+  BFloat16* rounded = nullptr;  // pairs of bfloat16: rounded[c_places[m] + first_column + n] instead of c
 };
 
 // The same product where the steps of both lie in `parts` pieces of `depth` positions each:

@@ -252,18 +252,21 @@ Problem dense_bf16(Direction direction, Random& random) {
 TEST(Phases, PairsOfBfloat16) {
   Random random(15);
   int taken = 0;
+  int rounded = 0;
   const int count = test::cases(60);
   for (int i = 0; i < count && !HasFailure(); ++i) {
     const Problem problem = dense_bf16(chance(random, 0.5) ? Direction::forward : Direction::grad_input, random);
     check_new(problem, random);
     const std::string described = plan(problem, {}, "phases")->kernel->describe();
     taken += described.find("pairs of bfloat16") != std::string::npos ? 1 : 0;
+    rounded += described.find("rounded at once") != std::string::npos ? 1 : 0;
     if (i % 10 == 0) expect_threads_change_nothing(problem, "phases", random);
     if (i % 10 == 5 && problem.batch > 1) {
       expect_sample_alone_is_the_same(problem, "phases", problem.batch - 1, random);
     }
   }
   EXPECT_GE(taken, cpu::has_bf16_products() ? count / 4 : 0) << "of " << count;
+  EXPECT_GE(rounded, cpu::has_bf16_products() ? count / 30 : 0) << "of " << count;
 }
 
 // Leaves NaN wherever the kernel of this problem keeps something between two calls.
@@ -353,6 +356,13 @@ TEST(Phases, PastTheCaches) {
         layer(direction, DType::f32, 1, {16, 16, 16}, {one, {9, 4, 2, 1, 1, 1, 0}, {160, 4, 2, 1, 1, 1, 0}}));
     problems.push_back(layer(direction, DType::f32, 2, {8, 8, 8}, {one, one, {300, 12, 3, 1, 5, 5, 1}}));
     problems.push_back(layer(direction, DType::f64, 1, {6, 6, 6}, {one, one, {301, 8, 4, 1, 2, 2, 0}}));
+    // Sums of pairs that are rounded where they are added up, as whole lines or not.
+    for (const std::int64_t channels : {32, 48, 64, 160}) {
+      Problem& problem = problems.emplace_back(layer(direction, DType::bf16, 2, {channels, channels, 1},
+                                                     {one, {5, 3, 2, 1, 1, 1, 0}, {9, 2, 2, 1, 0, 0, 1}}));
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+    }
     for (const Problem& problem : problems) {
       for (const std::int64_t offset : {0, 6}) expect_past_caches_is_the_same(problem, "phases", offset, random);
     }
