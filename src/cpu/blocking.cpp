@@ -85,7 +85,9 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   if (roles.interleaved > 1) return even_parts(channels, kMostTogether);
   if (std::min(channels, roles.target_channels) < kMostLanes / 2) return 0;
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
-  const bool pays = roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
+  // Pairs, which save half of the products, pay for packing sooner.
+  const bool pays = roles.multiplies_pairs ? roles.target_channels >= kMostLanes && channels * taps >= kLongSum / 2
+                                           : roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
   if (!side_by_side && !pays) return 0;
   std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
   if (side_by_side && (!roles.converts || roles.reads_pairs)) {

@@ -19,9 +19,10 @@ inline constexpr std::int64_t kSmallGroup = 16;
 // The problem with the names that forward and grad_input share. Small groups whose channels lie side by side are
 // interleaved: one here is 2 or 4 of the problem, whose target channels alternate.
 struct Roles {
-  bool converts = false;         // elements are computed in another type
-  bool reads_pairs = false;      // bfloat16 whose channels lie side by side: pairs as they are, none of them torn
-  std::int64_t interleaved = 1;  // groups of the problem that are one here
+  bool converts = false;          // elements are computed in another type
+  bool multiplies_pairs = false;  // of bfloat16, if source channels are innermost
+  bool reads_pairs = false;       // of those whose channels lie side by side: pairs as they are, none of them torn
+  std::int64_t interleaved = 1;   // groups of the problem that are one here
   std::int64_t groups = 1;
   std::int64_t source_channels = 0;  // of a group of the problem: the length of a sum
   std::int64_t target_channels = 0;  // of all that are interleaved
@@ -48,9 +49,9 @@ struct Roles {
     groups = problem.groups / interleaved;
     target_channels *= interleaved;
     const auto even = [](std::int64_t step) { return step % 2 == 0; };
-    reads_pairs = problem.dtype == DType::bf16 && has_bf16_products() && source_strides[1] == 1 &&
-                  even(source_channels) && even(source_strides[0]) && even(source_strides[2]) &&
-                  even(source_strides[3]) && even(source_strides[4]);
+    multiplies_pairs = problem.dtype == DType::bf16 && has_bf16_products() && interleaved == 1;
+    reads_pairs = multiplies_pairs && source_strides[1] == 1 && even(source_channels) && even(source_strides[0]) &&
+                  even(source_strides[2]) && even(source_strides[3]) && even(source_strides[4]);
   }
 
   // Source channels of all that are interleaved.

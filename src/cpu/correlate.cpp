@@ -96,7 +96,7 @@ class Correlate final : public Kernel {
     reads_in_place_ = reads_in_place(roles_, chunk_if_inside());
     source_steps_ = roles_.source_strides;
     if constexpr (std::is_same_v<E, BFloat16>) {
-      pairs_ = channels_inside_ && roles_.interleaved == 1 && has_bf16_products();
+      pairs_ = channels_inside_ && roles_.multiplies_pairs;
       for (std::int64_t& step : source_steps_) step = reads_in_place_ ? step / 2 : step;
       rounds_in_place_ = rounds_in_place(tiling_.maps(), roles_, chunk_if_inside());
     }

@@ -13,7 +13,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "cpu/bf16_products.h"
 #include "cpu/blocking.h"
 #include "cpu/cell_places.h"
 #include "cpu/packed_weights.h"
@@ -538,8 +537,10 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   const bool in_place = problem.dtype == DType::f32 && stores_in_place<float>(roles);
   FastWeights fast = choose_fast_weights(plain, problem, roles, in_place);
   if (fast.axes.empty()) return Proposal::decline("no axis saves enough multiplications");
-  const bool pairs = problem.dtype == DType::bf16 && has_bf16_products() && channels_together(plain, roles) > 0;
-  if (pairs && kSchemes[fast.axes[0].scheme].taps == 2) {
+  const std::int64_t plain_together = channels_together(plain, roles);
+  const bool pairs = roles.multiplies_pairs && plain_together > 0;
+  const bool at_once = rounds_in_place(plain, roles, plain_together) && roles.target_channels >= 2 * kMostLanes;
+  if (pairs && (at_once || kSchemes[fast.axes[0].scheme].taps == 2)) {
     return Proposal::decline("products of pairs of bfloat16 save more");
   }
   const AxisMaps maps = with_room_for(fast.axes, plain);
