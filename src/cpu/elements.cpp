@@ -7,6 +7,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <type_traits>
 
@@ -42,11 +43,31 @@ HWY_INLINE void load_every(const E* from, T* HWY_RESTRICT to, std::int64_t count
   for (std::int64_t i = 0; i < count; ++i) to[i] = widen<E, T>(from[i * kStep]);
 }
 
+// Every second number is the lower half of a word.
+HWY_INLINE void load_halves(const BFloat16* from, float* HWY_RESTRICT to, std::int64_t count) {
+  std::int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (std::endian::native == std::endian::little) {
+    const hn::ScalableTag<float> tag;
+    const hn::RebindToUnsigned<decltype(tag)> words;
+    const hn::Repartition<std::uint8_t, decltype(tag)> bytes;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+    // The last word may end behind the last number.
+    for (; i + lanes < count; i += lanes) {
+      const auto pairs = hn::BitCast(words, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(from + 2 * i)));
+      hn::StoreU(hn::BitCast(tag, hn::ShiftLeft<16>(pairs)), tag, to + i);
+    }
+  }
+#endif
+  for (; i < count; ++i) to[i] = to_float(from[2 * i]);
+}
+
 template <typename E, typename T>
 void load(const E* from, std::int64_t from_step, T* HWY_RESTRICT to, std::int64_t to_step, std::int64_t count) {
   if (from_step == 1 && to_step == 1) {
     load_every<1>(from, to, count);
   } else if (from_step == 2 && to_step == 1) {
+    if constexpr (std::is_same_v<E, BFloat16>) return load_halves(from, to, count);
     load_every<2>(from, to, count);
   } else if (from_step == 4 && to_step == 1) {
     load_every<4>(from, to, count);
@@ -260,6 +281,21 @@ HWY_INLINE T bias_of(const StoreRows<E, T>& job, std::int64_t channel) {
   return job.bias == nullptr ? T{0} : widen<E, T>(job.bias[channel]);
 }
 
+// A whole vector, as to_bfloat16 rounds.
+template <class D>
+HWY_INLINE void store_rounded(D tag, hn::Vec<D> values, BFloat16* to) {
+  const hn::RebindToUnsigned<D> words;
+  const hn::Rebind<std::uint16_t, D> halves;
+  const auto bits = hn::BitCast(words, values);
+  const auto upper = hn::ShiftRight<16>(bits);
+  const auto odd = hn::And(upper, hn::Set(words, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(words, 0x7fff))));
+  const auto quiet = hn::Or(upper, hn::Set(words, 0x40));
+  const auto is_number = hn::RebindMask(words, hn::Eq(values, values));
+  const auto all = hn::IfThenElse(is_number, rounded, quiet);
+  hn::StoreU(hn::TruncateTo(halves, all), halves, reinterpret_cast<std::uint16_t*>(to));
+}
+
 // As many rows as a vector has lanes, of some channels, into to[channel to_step]; `lines`: each is a whole cache line.
 template <typename E, typename T>
 void store_vector_of_rows(const StoreRows<E, T>& job, const T* const* rows, std::int64_t valid, std::int64_t first,
@@ -277,6 +313,9 @@ void store_vector_of_rows(const StoreRows<E, T>& job, const T* const* rows, std:
             if constexpr (std::is_same_v<E, T>) {
               if (lines) return hn::Stream(values, tag, place);
               if (valid == kLanes) return hn::StoreU(values, tag, place);
+            }
+            if constexpr (std::is_same_v<E, BFloat16>) {
+              if (valid == kLanes) return store_rounded(tag, values, place);
             }
             T some[kLanes];
             hn::StoreU(values, tag, some);
