@@ -70,9 +70,6 @@ void adopt(std::shared_ptr<const Plan> plan);
 // Makes `plan` plan everything anew: what plans hold depends on the instruction set, which tests choose.
 void forget_plans();
 
-// What is planned from now on is planned anew.
-void forget_plans();
-
 namespace cpu {
 std::span<const Family> families();
 DeviceProperties properties();

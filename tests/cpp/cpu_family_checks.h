@@ -17,16 +17,10 @@ namespace tconv::test {
 // The instruction set in force while this lives.
 class Target {
  public:
-  explicit Target(const std::string& name) { use(name); }
-  ~Target() { use(""); }
+  explicit Target(const std::string& name) { cpu::use_target(name); }
+  ~Target() { cpu::use_target(""); }
   Target(const Target&) = delete;
   Target& operator=(const Target&) = delete;
-
- private:
-  static void use(const std::string& name) {
-    cpu::use_target(name);
-    forget_plans();
-  }
 };
 
 // Layers that `draw` makes, `count` of them, each judged by `check`, which is false where the family declines: one in
