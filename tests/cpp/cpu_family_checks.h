@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/family.h"
 #include "cpu/caches.h"
 #include "cpu/families.h"
 #include "cpu_support.h"
