@@ -32,8 +32,9 @@ constexpr std::int64_t kFewestOfLattices = 48;
 // Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
 // incomplete: two products of nine are saved, not three.
 constexpr std::int64_t kFewestIncomplete = 20;
-constexpr double kWeightCost = 20;    // of a combined weight, for each image, in products
-constexpr double kFivePoints = 1.08;  // what five points cost more: digits, and combinations
+constexpr double kWeightCost = 13;      // of a combined weight, for each image, in products
+constexpr double kIncompleteCost = 20;  // the same where some phases have fewer taps
+constexpr double kFivePoints = 1.08;    // what five points cost more: digits, and combinations
 // Of the L2 cache, for the combined tile and its products. What is beyond it comes from the L3 cache, but weights would
 // come from there anyway, for every tile anew: larger tiles read them less often.
 constexpr double kCacheShare = 1.6;
@@ -197,7 +198,8 @@ bool pays_for_weights(const FastAxes& fast, const AxisMaps& maps, std::int64_t c
     taps *= along;
     combined *= on_axis == fast.end() ? along : combined_along(*on_axis);
   }
-  return static_cast<double>(cells * taps) * (1 - left) >= kWeightCost * static_cast<double>(combined);
+  const double cost = std::ranges::any_of(fast, is_incomplete) ? kIncompleteCost : kWeightCost;
+  return static_cast<double>(cells * taps) * (1 - left) >= cost * static_cast<double>(combined);
 }
 
 }  // namespace
@@ -228,7 +230,7 @@ FastAxes find_fast_axes(const AxisMaps& maps, const FastSearch& search) {
   double left = 1;
   for (const FastAxis& each : fast) left *= cost_along(each, maps[each.axis], search.shifted);
   if (left >= kMostLeft) return {};
-  if (std::ranges::any_of(fast, is_incomplete) && !pays_for_weights(fast, maps, cells, left)) return {};
+  if (!pays_for_weights(fast, maps, cells, left)) return {};
   return fast;
 }
 
