@@ -188,7 +188,7 @@ std::optional<FastAxis> best_axis(const AxisMaps& maps, const FastSearch& search
 }
 
 // Whether the products that are saved for so many cells outweigh combining the weights.
-bool pays_for_weights(const FastAxes& fast, const AxisMaps& maps, std::int64_t cells, double left) {
+bool pays_for_weights(const FastAxes& fast, const AxisMaps& maps, std::int64_t cells, double left, double cost) {
   std::int64_t taps = 1;
   std::int64_t combined = 1;
   for (int a = 0; a < kSpatialAxes; ++a) {
@@ -198,7 +198,6 @@ bool pays_for_weights(const FastAxes& fast, const AxisMaps& maps, std::int64_t c
     taps *= along;
     combined *= on_axis == fast.end() ? along : combined_along(*on_axis);
   }
-  const double cost = std::ranges::any_of(fast, is_incomplete) ? kIncompleteCost : kWeightCost;
   return static_cast<double>(cells * taps) * (1 - left) >= cost * static_cast<double>(combined);
 }
 
@@ -230,7 +229,8 @@ FastAxes find_fast_axes(const AxisMaps& maps, const FastSearch& search) {
   double left = 1;
   for (const FastAxis& each : fast) left *= cost_along(each, maps[each.axis], search.shifted);
   if (left >= kMostLeft) return {};
-  if (!pays_for_weights(fast, maps, cells, left)) return {};
+  const double cost = std::ranges::any_of(fast, is_incomplete) ? kIncompleteCost : search.weight_cost;
+  if (!pays_for_weights(fast, maps, cells, left, cost)) return {};
   return fast;
 }
 
@@ -241,6 +241,7 @@ std::int64_t targets_of_block(const Roles& roles, std::int64_t most) {
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
   FastSearch search{roles.source_channels, roles.target_channels};
   search.incomplete = true;
+  search.weight_cost = kWeightCost;
   std::size_t lattices = 1;  // of source and target: where they are many, packing takes longer than all else
   for (const AxisMap& map : maps) lattices *= map.targets.size() * map.sources.size();
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;

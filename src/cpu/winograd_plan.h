@@ -45,6 +45,7 @@ struct FastSearch {
   std::int64_t sources = 0;  // channels of a group
   std::int64_t targets = 0;
   std::int64_t images = 1;                 // whose cells the weights are combined for
+  double weight_cost = 0;                  // of combining one, in products
   bool shifted = true;                     // all phases share combined sources
   bool incomplete = false;                 // some lattices may have a tap less than others
   std::int64_t fewest_of_two = 0;          // channels, on both sides, that pay for combining two taps
