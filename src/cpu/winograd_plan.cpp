@@ -32,7 +32,7 @@ constexpr std::int64_t kFewestOfLattices = 48;
 // Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
 // incomplete: two products of nine are saved, not three.
 constexpr std::int64_t kFewestIncomplete = 20;
-constexpr double kWeightCost = 13;      // of a combined weight, for each image, in products
+constexpr double kWeightCost = 10;      // of a combined weight, for each image, in products
 constexpr double kIncompleteCost = 20;  // the same where some phases have fewer taps
 constexpr double kFivePoints = 1.08;    // what five points cost more: digits, and combinations
 // Of the L2 cache, for the combined tile and its products. What is beyond it comes from the L3 cache, but weights would
