@@ -113,7 +113,10 @@ int tile_registers(const TileShape& shape) {
   // What a warpgroup that loads for itself holds beside that: halves that wait to be put together.
   const int halves = shape.element_bytes == 2 && !shape.wide_input ? 24 : 0;
   const int rest = shape.warpgroup ? (shape.packed ? 28 : 48) + halves : shape.element_bytes == 2 ? 80 : 60;
-  return accumulators + fragments + input_items * per_item + weights + rest;
+  // Fragments of long rows are split ahead of their products; many pixels on their way leave no room for that.
+  const bool splits_many = shape.math == TileMath::fp32x3 && shape.input_channels_last && input_items > 8;
+  const int split = splits_many && shape.row_tiles * shape.column_tiles >= 8 ? 40 : 0;
+  return accumulators + fragments + input_items * per_item + weights + split + rest;
 }
 
 namespace {

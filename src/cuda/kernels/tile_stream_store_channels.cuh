@@ -188,7 +188,8 @@ __device__ __forceinline__ void store_directly(const VectorStore& store, const C
   for (int tile = 0; tile < CellTeam::kCellTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const CellPlace place = cell_place(team.column(tile) + half * 8);
+      // Worked out for each tile of outputs rather than kept in registers that the products need.
+      const CellPlace place = cell_place(ptx::opaque(team.column(tile)) + half * 8);
       store.store(team, tile, half, place);
     }
   }

@@ -110,15 +110,19 @@ struct WeightLoads {
   // Cells from the stage's first to this thread's at a place.
   __device__ __forceinline__ int target(int place) const {
     return place / kSlotRuns * kShape.weight_back_pitch() + first_slab * kShape.weight_slab_pitch() +
-           place % kSlotRuns * (kAlongSlots ? kLoad : 1) * kShape.block_channels;
+           place % kSlotRuns * (kAlongSlots ? kLoad : 1) * kShape.block_channels + kShape.row_of_channel(row);
+  }
+  // And from there to a row of a unit. The order of the rows exchanges bits of their numbers, and the thread's first row,
+  // the unit's and the one in the run have none in common: what they add is constant.
+  static constexpr int row_place(int unit, int in_run) {
+    return kShape.row_of_channel(row_of(unit)) + kShape.row_of_channel(in_run);
   }
   __device__ __forceinline__ void store(int at, int unit, unsigned to) const {
     const int slab = slab_of(unit) * kShape.weight_slab_pitch();
     if (kShape.block_channels % (kLanes * kRun) != 0 && row + row_of(unit) >= kShape.block_channels) return;
 #pragma unroll
     for (int i = 0; i < kCells; ++i) {
-      const int place = kShape.row_of_channel(row + row_of(unit) + (kAlongRows ? i : 0)) +
-                        (kAlongSlots ? i * kShape.block_channels : 0);
+      const int place = row_place(unit, kAlongRows ? i : 0) + (kAlongSlots ? i * kShape.block_channels : 0);
       const unsigned address = to + (slab + place) * 16;
       if constexpr (kShape.splits()) {
         const SplitCell split(cell(at, i));
