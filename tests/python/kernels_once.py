@@ -65,6 +65,8 @@ def shapes():
     yield 2, 2, 32, 32, 1, 270, 2, 2, 0, 0, 1
     # Lines with so many products that halves of them take turns.
     yield 2, 1, 32, 64, 1, 200, 5, 1, 0, 0, 1
+    # Pixels enough for several blocks to share the sums of a depthwise weight.
+    yield 2, 2, 16, 16, 16, 64, 4, 2, 1, 0, 1
     # Outputs of two bytes that leave as boxes.
     yield 2, 1, 64, 128, 1, 96, 1, 1, 0, 0, 1
 
