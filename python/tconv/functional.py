@@ -13,6 +13,11 @@ from . import _library
 
 IntOrInts = int | Sequence[int]
 
+# Looked up once: they run on every call.
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
+_conv_transpose_numbered = _library.conv_transpose_numbered
+
 _INTEGERS = (int, torch.SymInt)
 _LARGEST = 2**63 - 1
 
@@ -48,7 +53,7 @@ _numbers: dict[tuple, int] = {}
 
 def _number_of(key: tuple) -> int | None:
     """The number of parameters that were used before; none for a tracer, whose record must hold the values."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if _is_compiling() or _tracing_state() is not None:
         return None
     try:
         return _numbers.get(key)
@@ -57,7 +62,7 @@ def _number_of(key: tuple) -> int | None:
 
 
 def _give_number(key: tuple, parameters: tuple) -> None:
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if _is_compiling() or _tracing_state() is not None:
         return
     plain = all(type(value) is int for group in parameters for value in (group if type(group) is tuple else (group,)))
     if plain:
@@ -104,7 +109,7 @@ def _conv_transpose(
         and input.dim() == rank + 2
         and weight.dim() == rank + 2
     ):
-        return _library.conv_transpose_numbered(input, weight, bias, number)
+        return _conv_transpose_numbered(input, weight, bias, number)
     name = function.__name__
     if not isinstance(input, Tensor):
         _refuse(name, "input", "a Tensor", input)

@@ -112,8 +112,8 @@ struct WeightLoads {
     return place / kSlotRuns * kShape.weight_back_pitch() + first_slab * kShape.weight_slab_pitch() +
            place % kSlotRuns * (kAlongSlots ? kLoad : 1) * kShape.block_channels + kShape.row_of_channel(row);
   }
-  // And from there to a row of a unit. The order of the rows exchanges bits of their numbers, and the thread's first row,
-  // the unit's and the one in the run have none in common: what they add is constant.
+  // And from there to a row of a unit. The order of the rows exchanges bits of their numbers, and the thread's first
+  // row, the unit's and the one in the run have none in common: what they add is constant.
   static constexpr int row_place(int unit, int in_run) {
     return kShape.row_of_channel(row_of(unit)) + kShape.row_of_channel(in_run);
   }
