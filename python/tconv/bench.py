@@ -124,10 +124,10 @@ class Result:
 
     @property
     def extra_memory_share(self) -> float:
-        """Memory beyond the tensors as a share of input and output."""
+        """Memory beyond the tensors as a share of input and output; NaN where these are empty."""
         tensors = math.prod(self.problem.input_shape) + math.prod(self.problem.output_shape)
         itemsize = DTYPES[self.dtype].itemsize
-        return (self.extra_memory or 0) / max(1, tensors * itemsize)
+        return (self.extra_memory or 0) / (tensors * itemsize) if tensors else math.nan
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -70,6 +71,7 @@ def summary(results: list[Result]) -> list[str]:
             f"{reached} at {WANTED_SHARE:.0%} or more, lowest {shares[lowest]:.0%} ({lowest})"
         )
     extra = {r.problem.name: r.extra_memory_share for r in results if r.extra_memory is not None}
+    extra = {name: share for name, share in extra.items() if math.isfinite(share)}
     if extra:
         held = torch.ops.tconv._scratch_bytes()
         most = max(extra, key=extra.__getitem__)

@@ -13,10 +13,11 @@ from . import _library
 
 IntOrInts = int | Sequence[int]
 
-# Looked up once: they run on every call.
+# Looked up once: they run on every call. What an operator's `__call__` would pass its arguments on to saves a tenth of
+# a small call.
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
-_conv_transpose_numbered = _library.conv_transpose_numbered
+_conv_transpose_numbered = getattr(_library.conv_transpose_numbered, "_op", _library.conv_transpose_numbered)
 
 _INTEGERS = (int, torch.SymInt)
 _LARGEST = 2**63 - 1

@@ -18,6 +18,7 @@
 #include "cpu/pair_weight.h"
 #include "cpu/panels.h"
 #include "cpu/phases_kernels.h"
+#include "cpu/pieces.h"
 #include "cpu/scratch.h"
 
 namespace tconv::cpu {
@@ -42,6 +43,8 @@ constexpr std::int64_t kChannels = 112;   // the same: whose weights are held at
 constexpr std::size_t kRoomForSums = 16;  // part of input and output that splits may take
 constexpr std::int64_t kListed = 32;      // rows of taps, forward: no more are listed at a time
 constexpr std::int64_t kRowsAhead = 4;    // of weights, that are asked for
+constexpr std::int64_t kTasksOfThread = 1;
+constexpr std::int64_t kPieceCells = 64;  // of a row that are worth a task of their own
 // Columns of a tile: more where cells are few, so that weights are read in longer pieces.
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kMostColumns = 1024;
@@ -62,14 +65,18 @@ struct Memory {
 template <typename E, typename T>
 class Columns final : public Kernel {
  public:
-  explicit Columns(const Problem& problem) : problem_(problem), map_(problem, problem.output_strides) {
+  // `together`: the columns of a tile, which are those of the whole where this is a piece of it; 0: found here.
+  explicit Columns(const Problem& problem, std::int64_t together = 0)
+      : problem_(problem), map_(problem, problem.output_strides), together_(together) {
     inputs_ = problem.in_channels_per_group();
     const std::int64_t outputs = problem.out_channels_per_group();
     switch (problem.direction) {
       case Direction::forward:
         // Channels that are cut in pieces are cut alike whatever the batch.
-        together_ = std::clamp<std::int64_t>(
-            kColumns * kCells / (map_.taps() > kColumns ? map_.image_cells() : map_.cells()), kColumns, kMostColumns);
+        if (together_ == 0) {
+          together_ = std::clamp<std::int64_t>(
+              kColumns * kCells / (map_.taps() > kColumns ? map_.image_cells() : map_.cells()), kColumns, kMostColumns);
+        }
         columns_ = together_;
         // Whole output channels, so that no other task adds to the same outputs.
         if (!map_.rows_are_images()) columns_ = std::max(map_.taps(), together_ / map_.taps() * map_.taps());
@@ -94,17 +101,19 @@ class Columns final : public Kernel {
   }
 
   std::size_t workspace_bytes() const { return workspace_bytes_; }
+  std::int64_t tasks() const { return problem_.groups * blocks_; }
+  std::int64_t columns_together() const { return together_; }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     switch (problem_.direction) {
       case Direction::forward:
-        for_each_task(execution, problem_.groups * blocks_, [&](std::int64_t task) { forward(buffers, task); });
+        for_each_task(execution, tasks(), [&](std::int64_t task) { forward(buffers, task); });
         break;
       case Direction::grad_input:
         for (std::int64_t cell = 0; cell < map_.cells(); cell += kCells) grad_input(buffers, cell, execution);
         break;
       default:
-        for_each_task(execution, problem_.groups * blocks_, [&](std::int64_t task) { grad_weight(buffers, task); });
+        for_each_task(execution, tasks(), [&](std::int64_t task) { grad_weight(buffers, task); });
     }
   }
 
@@ -143,11 +152,13 @@ class Columns final : public Kernel {
     for (std::int64_t image = 0; image < problem_.batch; image += images_) {
       sizes[0] = std::min(images_, problem_.batch - image);
       if (!map_.rows_are_images()) std::fill_n(output, element_count(sizes), T{0});
+      // Columns first: what an output adds up, and when, depends neither on where tiles of cells end nor on how many cells
+      // there are.
       const std::int64_t last = (image + sizes[0]) * map_.image_cells();
-      for (std::int64_t cell = image * map_.image_cells(); cell < last; cell += kCells) {
-        const std::int64_t cells = std::min(kCells, last - cell);
-        for (std::int64_t column = begin; column < end; column += together_) {
-          const std::int64_t count = std::min(together_, end - column);
+      for (std::int64_t column = begin; column < end; column += together_) {
+        const std::int64_t count = std::min(together_, end - column);
+        for (std::int64_t cell = image * map_.image_cells(); cell < last; cell += kCells) {
+          const std::int64_t cells = std::min(kCells, last - cell);
           const T* const tile = multiply_input(buffers, group, cell, cells, column, count, memory);
           if (map_.rows_are_images()) {
             store_rows(buffers, group, cell, cells, column, count, tile);
@@ -404,8 +415,8 @@ class Columns final : public Kernel {
   Problem problem_;
   ColumnMap map_;
   std::int64_t inputs_ = 0;
+  std::int64_t together_ = 0;  // forward: columns of a tile
   std::int64_t columns_ = 0;   // of a block
-  std::int64_t together_ = 0;  // forward: of a tile
   std::int64_t blocks_ = 0;
   std::int64_t images_ = 1;      // forward: added up at a time
   std::int64_t cells_line_ = 0;  // grad_input: cells of a tile, in whole vectors
@@ -518,6 +529,17 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
     const auto kernel = std::make_shared<Columns<E, T>>(problem);
     proposal.workspace_bytes = kernel->workspace_bytes();
     proposal.kernel = kernel;
+    // A task has whole output channels: of few of them, some images and pieces of rows each.
+    const std::int64_t wanted = ceil_div(kTasksOfThread * device.threads, kernel->tasks());
+    if (problem.direction != Direction::forward || device.threads <= 1 || wanted <= 1) return proposal;
+    const std::int64_t around = ceil_div(problem.axes[2].dilation * (problem.axes[2].kernel - 1), problem.axes[2].stride);
+    std::vector<Pieces::Piece> pieces;
+    for (const PieceOfProblem& piece : pieces_of(problem, wanted, std::max(kPieceCells, kPieceCells / 8 * around))) {
+      const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
+      pieces.push_back({std::make_shared<Columns<E, T>>(piece.problem, kernel->columns_together()), piece.input * size,
+                        piece.output * size});
+    }
+    if (pieces.size() > 1) proposal.kernel = std::make_shared<Pieces>(std::move(pieces));
     return proposal;
   });
 }

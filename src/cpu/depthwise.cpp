@@ -165,6 +165,7 @@ class Depthwise final : public Kernel {
     constexpr std::int64_t kFewestCells = 16;
     for (int a = 0; a < 2; ++a) {
       for (const AxisTarget& target : maps_[a].targets) {
+        if (target.taps.empty()) continue;
         const auto [low, high] = std::ranges::minmax(target.taps, {}, &AxisTap::offset);
         slots_[a] = std::max(slots_[a], high.offset - low.offset + 1);
       }
@@ -333,9 +334,9 @@ Proposal propose_depthwise(const Problem& problem, const DeviceProperties& /*dev
   if (!forward) return propose_depthwise_gradients(problem);
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) {
-    maps[a] = map_from_output(problem.axes[a]);
+    maps[a] = map_from_whole_output(problem.axes[a]);
     if (maps[a].sources.empty() || !is_covered(maps[a], problem.axes[a].output())) {
-      return Proposal::decline("needs a tap for every output");
+      return Proposal::decline("needs rows without gaps");
     }
   }
   return with_types(problem.dtype, [&]<typename E, typename T> {

@@ -451,24 +451,28 @@ bool pack_whole_taps(const PackWeights<E, T>& job) {
   return true;
 }
 
-// One vector of targets of every tap and channel, gathered; false where the instruction set has no masked store.
+// Vectors of targets, gathered, channel after channel: memory is read in order. False where the instruction set has no
+// masked store.
 template <typename T>
-bool pack_vector(const PackWeights<T, T>& job, std::int64_t first) {
+bool pack_gathered(const PackWeights<T, T>& job) {
   if constexpr (!kMaskedStores) return false;
   if (!Strided<T>::fits(job.target_step)) return false;
   const hn::ScalableTag<T> tag;
   const hn::RebindToSigned<decltype(tag)> itag;
-  const auto valid = hn::FirstN(tag, std::clamp<std::int64_t>(job.valid - first, 0, hn::Lanes(tag)));
-  const auto whole = hn::FirstN(tag, job.width - first);
-  const auto step = hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(job.target_step));
-  // Lanes beyond the last target read target 0 once more.
-  const auto indices = hn::IfThenElseZero(hn::RebindMask(itag, valid), hn::Mul(hn::Iota(itag, 0), step));
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto steps = hn::Mul(hn::Iota(itag, 0), hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(job.target_step)));
   for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
-    const T* const channel = job.source + c * job.channel_step + first * job.target_step;
-    for (std::int64_t t = 0; t < job.tap_count; ++t) {
-      const PackTap& tap = job.taps[t];
-      const auto values = hn::IfThenElseZero(valid, hn::GatherIndex(tag, channel + tap.from, indices));
-      hn::BlendedStore(values, whole, tag, job.packed + tap.to + c * tap.to_step + first);
+    for (std::int64_t first = 0; first < job.width; first += lanes) {
+      const auto valid = hn::FirstN(tag, std::clamp<std::int64_t>(job.valid - first, 0, lanes));
+      const auto whole = hn::FirstN(tag, job.width - first);
+      // Lanes beyond the last target read the first one once more.
+      const T* const targets = job.source + c * job.channel_step + (first < job.valid ? first * job.target_step : 0);
+      const auto indices = hn::IfThenElseZero(hn::RebindMask(itag, valid), steps);
+      for (std::int64_t t = 0; t < job.tap_count; ++t) {
+        const PackTap& tap = job.taps[t];
+        const auto values = hn::IfThenElseZero(valid, hn::GatherIndex(tag, targets + tap.from, indices));
+        hn::BlendedStore(values, whole, tag, job.packed + tap.to + c * tap.to_step + first);
+      }
     }
   }
   return true;
@@ -515,24 +519,21 @@ void pack_side_by_side(const PackWeights<E, T>& job) {
 // Of each channel all taps: they lie side by side, so that a cache line is read once.
 template <typename E, typename T>
 void pack_weights(const PackWeights<E, T>& job) {
-  std::int64_t first = 0;
   if (job.channel_step == 1 && job.tap_count > 0 && job.channels > 1) return pack_side_by_side(job);
   if constexpr (std::is_same_v<E, T>) {
     if (job.target_step == 1 && job.valid > 1) return pack_copies(job);
   }
   if (job.target_step != 1 && pack_whole_taps(job)) return;
   if constexpr (std::is_same_v<E, T>) {
-    const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-    while (first < job.valid && job.valid > 1 && pack_vector(job, first)) first += lanes;
-    if (first >= job.width) return;
+    if (job.valid > 1 && pack_gathered(job)) return;
   }
   for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
     const E* const channel = job.source + c * job.channel_step;
     for (std::int64_t t = 0; t < job.tap_count; ++t) {
       const E* const from = channel + job.taps[t].from;
       T* HWY_RESTRICT to = job.packed + job.taps[t].to + c * job.taps[t].to_step;
-      for (std::int64_t m = first; m < job.valid; ++m) to[m] = widen<E, T>(from[m * job.target_step]);
-      for (std::int64_t m = std::max(first, job.valid); m < job.width; ++m) to[m] = 0;
+      for (std::int64_t m = 0; m < job.valid; ++m) to[m] = widen<E, T>(from[m * job.target_step]);
+      for (std::int64_t m = job.valid; m < job.width; ++m) to[m] = 0;
     }
   }
 }

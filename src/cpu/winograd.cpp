@@ -90,7 +90,7 @@ class Winograd final : public Kernel {
     }
     stores_in_place_ = stores_in_place<E>(roles_);
     one_by_one_ = phases_one_by_one(roles_, chunk, stores_in_place_);
-    plan_stages(tiling_.tiles() > 1 && fast.held);
+    plan_stages(tiling_.tiles() > 1 && fast.held, fast.room);
   }
 
   std::size_t workspace_bytes() const { return workspace_bytes_; }
@@ -148,13 +148,13 @@ class Winograd final : public Kernel {
   };
 
   // All of them where the call may hold so much, otherwise block by block or phase by phase.
-  void plan_stages(bool shares_weights) {
+  void plan_stages(bool shares_weights, std::int64_t room) {
     const std::int64_t blocks = roles_.groups * target_blocks_;
     const PhaseRange all = packed_.all_phases();
     const auto size_of_stage = [&](const Stage& stage) {
       return stage.blocks * packed_.targets(targets_) * roles_.source_channels * groups_of(stage.phases) * points_;
     };
-    const auto fits = [&](const Stage& stage) { return size_of_stage(stage) <= room_for_combined(problem_); };
+    const auto fits = [&](const Stage& stage) { return size_of_stage(stage) <= room; };
     if (!shares_weights || fits({0, blocks, all})) {
       stages_.push_back({0, blocks, all});
     } else {

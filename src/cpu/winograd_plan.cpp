@@ -14,6 +14,7 @@ constexpr std::int64_t kFewWeights = std::int64_t{3} << 16;  // combined ones th
 constexpr std::int64_t kRoomForWeights = 12;                 // otherwise: one part in this of input and output
 constexpr std::int64_t kMostTargets = 128;                   // target channels of a block
 constexpr std::int64_t kFewestTargets = 64;                  // the same: sources are combined anew for each of them
+constexpr std::int64_t kFewestOfPhase = 32;                  // the same, where several phases share what is combined
 // Products that are left, as a share: more are not worth the combinations.
 constexpr double kMostLeft = 0.8;
 constexpr double kMostOfTwo = 0.85;          // the same of an axis that is not the only one
@@ -30,8 +31,9 @@ constexpr std::int64_t kFewestOfThreeTaps = 32;
 constexpr std::int64_t kFewestOfPhases = 11;
 constexpr std::int64_t kFewestOfLattices = 48;
 // Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
-// incomplete: two products of nine are saved, not three.
-constexpr std::int64_t kFewestIncomplete = 20;
+// incomplete: two products of nine are saved, not three. More where results are added up in the tensor.
+constexpr std::int64_t kFewestIncomplete = 36;
+constexpr std::int64_t kFewestIncompleteInPlace = 50;
 constexpr double kWeightCost = 10;      // of a combined weight, for each image, in products
 constexpr double kIncompleteCost = 20;  // the same where some phases have fewer taps
 constexpr double kFivePoints = 1.08;    // what five points cost more: digits, and combinations
@@ -124,11 +126,6 @@ int points_of(const FastAxes& fast) {
   return points;
 }
 
-std::int64_t room_for_combined(const Problem& problem) {
-  const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
-  return std::max(tensors / kRoomForWeights, kFewWeights);
-}
-
 namespace {
 
 double left_along(const FastAxis& fast, const AxisMap& map, bool shifted) {
@@ -173,7 +170,7 @@ std::optional<FastAxis> best_axis(const AxisMaps& maps, const FastSearch& search
       std::optional<FastAxis> fast = neighbours_along(maps[axis], kSchemes[s], search.incomplete);
       if (!fast) continue;
       if (kSchemes[s].taps == 3 && std::max(search.sources, search.targets) < search.fewest_of_three) continue;
-      const bool few = search.sources * search.targets < kFewestIncomplete * (search.sources + search.targets);
+      const bool few = search.sources * search.targets < search.fewest_incomplete * (search.sources + search.targets);
       const bool too_few = few || search.targets < search.targets_of_incomplete;
       if (too_few && kSchemes[s].taps == 2 && is_incomplete(*fast)) continue;
       fast->axis = axis;
@@ -240,6 +237,8 @@ std::int64_t targets_of_block(const Roles& roles, std::int64_t most) {
 
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase) {
   FastSearch search{roles.source_channels, roles.target_channels};
+  // What a sample's output is may not depend on how many there are; its gradient may.
+  if (problem.direction == Direction::grad_input) search.images = problem.batch;
   search.incomplete = true;
   search.weight_cost = kWeightCost;
   std::size_t lattices = 1;  // of source and target: where they are many, packing takes longer than all else
@@ -254,27 +253,35 @@ FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, co
     if (side_by_side && several_phases && products < kFewestOfPhases * moved) return {};
     if (!side_by_side) search.fewest_of_three = kFewestOfThreeTaps;
   }
+  search.fewest_incomplete = side_by_side && several_phases ? kFewestIncompleteInPlace : kFewestIncomplete;
   if (side_by_side && several_lattices) search.targets_of_incomplete = kFewestOfLattices;
   FastWeights chosen{find_fast_axes(maps, search)};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};
-  const std::int64_t room = room_for_combined(problem);
   std::int64_t all = element_count(problem.weight_sizes());
   for (const FastAxis& each : axes) {
     all = all / problem.axes[each.axis].kernel * combined_along(each);
   }
-  chosen.targets = targets_of_block(roles, kMostTargets);
-  if (all <= room) return chosen;
-  chosen.at_once = false;
-  std::size_t phases = 1;
-  for (const AxisMap& map : maps) phases *= map.targets.size();
-  // A block of targets at a time, and a phase: what is combined anew for each of them must not be much.
-  const std::int64_t of_a_target =
-      all / roles.target_channels / roles.groups / (by_phase ? static_cast<std::int64_t>(phases) : 1);
-  for (std::int64_t most = kMostTargets; most >= kFewestTargets; most /= 2) {
-    chosen.targets = targets_of_block(roles, most);
-    if (of_a_target * chosen.targets <= room) return chosen;
+  std::int64_t phases = 1;
+  for (const AxisMap& map : maps) phases *= std::ssize(map.targets);
+  const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
+  const std::int64_t share = tensors / kRoomForWeights;
+  for (const std::int64_t room : {share, std::max(share, kFewWeights)}) {
+    chosen.room = room;
+    chosen.targets = targets_of_block(roles, kMostTargets);
+    if (all <= room) return chosen;
+    // A block of targets at a time, and a phase: what is combined anew for each of them must not be much.
+    const std::int64_t of_a_target = all / roles.target_channels / roles.groups / (by_phase ? phases : 1);
+    const bool shared = room == share && !by_phase;
+    const std::int64_t fewest = shared ? std::max(kFewestTargets / phases, kFewestOfPhase) : kFewestTargets;
+    for (std::int64_t most = kMostTargets; most >= fewest; most /= 2) {
+      chosen.targets = targets_of_block(roles, most);
+      if (of_a_target * chosen.targets > room) continue;
+      chosen.at_once = false;
+      return chosen;
+    }
   }
+  chosen.at_once = false;
   chosen.held = false;
   return chosen;
 }

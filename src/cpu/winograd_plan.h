@@ -50,12 +50,13 @@ struct FastSearch {
   bool incomplete = false;                 // some lattices may have a tap less than others
   std::int64_t fewest_of_two = 0;          // channels, on both sides, that pay for combining two taps
   std::int64_t fewest_of_three = 0;        // and on one side for three
+  std::int64_t fewest_incomplete = 0;      // products of a source and a target channel, the same
   std::int64_t targets_of_incomplete = 0;  // that pay where some lattices have one tap, others two
 };
 
 // The axis that saves most, if any saves enough, and another one that saves enough at four points, which costs no
-// digits. What each sample has a result of its own for depends on the layer alone, not on the batch: it changes the
-// results' last bits.
+// digits. What a sample's output is depends on the layer alone, not on the batch: the choice changes the results' last
+// bits.
 FastAxes find_fast_axes(const AxisMaps& maps, const FastSearch& search);
 
 // The share of the products that is left.
@@ -67,6 +68,7 @@ struct FastWeights {
   std::int64_t targets = 0;  // channels of a block
   bool held = true;          // by the call, for all tiles; otherwise each tile combines its own
   bool at_once = true;       // all of them are held at a time
+  std::int64_t room = 0;     // elements that the call holds, at most
 };
 
 // Channels of a block of at most `most` of them, in whole vectors.
@@ -74,9 +76,6 @@ std::int64_t targets_of_block(const Roles& roles, std::int64_t most);
 
 // Nothing where no axis saves enough. `by_phase`: the phases of a block may be computed one after the other.
 FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, const Roles& roles, bool by_phase);
-
-// Elements of combined weights that a call may hold.
-std::int64_t room_for_combined(const Problem& problem);
 
 // The same maps with room for the tiles of the fast axes.
 AxisMaps with_room_for(const FastAxes& fast, AxisMaps maps);

@@ -26,6 +26,9 @@ constexpr std::int64_t kMostSums = std::int64_t{1} << 19;
 constexpr std::int64_t kFewBlocks = 2;
 constexpr std::int64_t kFewestChannels = 64;  // that pay for combining two taps
 constexpr std::int64_t kTasksWanted = 8;
+constexpr std::int64_t kFewestTasks = 2;
+constexpr std::int64_t kFewestIncomplete = 20;  // products of two channels that pay for combining incomplete lattices
+constexpr std::int64_t kSmallBlock = 32;  // channels, that are not cut
 constexpr std::int64_t kTilesWanted = 16;
 constexpr double kWorthCombining = 0.85;  // products that are left where each phase combines the input for itself
 constexpr std::int64_t kDepth = 128;      // cells between two visits to the sums
@@ -294,6 +297,7 @@ Proposal propose_winograd_weight(const Problem& problem) {
   // Phases that share a combined input have shifted tiles; each by itself may need fewer of them.
   FastSearch search{blocking.group_inputs, blocking.group_outputs, problem.batch};
   search.incomplete = true;
+  search.fewest_incomplete = kFewestIncomplete;
   FastAxes fast = find_fast_axes(plain, search);
   search.shifted = false;
   FastAxes apart = find_fast_axes(plain, search);
@@ -316,8 +320,25 @@ Proposal propose_winograd_weight(const Problem& problem) {
     blocking.outputs = cut(blocking.group_outputs, std::clamp(most, kMostLanes, kMostChannels));
     if (ceil_div(blocking.group_outputs, blocking.outputs) <= kFewBlocks) break;
   }
-  blocking.input_blocks = ceil_div(blocking.group_inputs, blocking.inputs);
-  blocking.output_blocks = ceil_div(blocking.group_outputs, blocking.outputs);
+  const auto count_blocks = [&] {
+    blocking.input_blocks = ceil_div(blocking.group_inputs, blocking.inputs);
+    blocking.output_blocks = ceil_div(blocking.group_outputs, blocking.outputs);
+  };
+  count_blocks();
+  // Smaller blocks, whose inputs are combined again, rather than threads without any.
+  const auto tasks = [&] {
+    std::int64_t size = blocking.blocks() * blocking.inputs * blocking.outputs;
+    for (const Axis& axis : problem.axes) size *= axis.kernel;
+    return blocking.blocks() * std::max<std::int64_t>(room_for_partials(problem) / size, 1);
+  };
+  while (tasks() < kFewestTasks && std::max(blocking.inputs, blocking.outputs) > kSmallBlock) {
+    if (blocking.outputs >= blocking.inputs) {
+      blocking.outputs = cut(blocking.group_outputs, blocking.outputs / 2);
+    } else {
+      blocking.inputs = cut(blocking.group_inputs, blocking.inputs / 2);
+    }
+    count_blocks();
+  }
   if (kSchemes[fast[0].scheme].taps == 2 && std::min(blocking.group_inputs, blocking.group_outputs) < kFewestChannels) {
     return Proposal::decline("two taps save too little for so few channels");
   }

@@ -365,6 +365,9 @@ TEST(Depthwise, IsChosenForChannelsLastAndForRows) {
   Problem with_gaps = problem;  // a kernel smaller than its stride: outputs that no tap reaches
   with_gaps.axes[2] = {33, 2, 3, 1, 0, 0, 0};
   with_gaps.output_strides = channels_last_strides(with_gaps.output_sizes());
+  EXPECT_EQ(plan(with_gaps)->family, "depthwise");
+  with_gaps.axes[2] = {33, 2, 40, 1, 0, 0, 0};  // more of them than are worth a list
+  with_gaps.output_strides = channels_last_strides(with_gaps.output_sizes());
   EXPECT_EQ(plan(with_gaps)->family, "phases");
   for (const Direction direction : kDirections) {
     Problem groups = small_groups_layer(direction, 2);
