@@ -22,7 +22,7 @@ constexpr std::int64_t kPanel = 14;           // target channels are cut at mult
 constexpr std::int64_t kRoomForWeights = 12;  // packed ones: one part in this of input and output
 
 constexpr std::int64_t kWidestPanel = kMostVectors * kMostLanes;
-constexpr std::int64_t kManyTargets = 48;  // channels that fill wide register tiles
+constexpr std::int64_t kManyTargets = 32;  // channels that fill wide register tiles
 // Channels added up before the next tap's, where they have to be packed and where they are read in place.
 constexpr std::int64_t kMostTogether = 128;
 constexpr std::int64_t kMostInPlace = 1024;
@@ -48,6 +48,17 @@ std::int64_t most_taps(const AxisMaps& maps) {
     taps *= static_cast<std::int64_t>(most);
   }
   return taps;
+}
+
+// Whether few target channels, which would be a vector of columns alone, are better rows: cells are then the columns,
+// packed as lines although channels lie side by side. A vector that they fill has little to lose but in short sums.
+bool rather_lines(const Roles& roles, std::size_t lattices, std::int64_t taps) {
+  constexpr std::int64_t kManyTaps = 12;
+  constexpr std::size_t kMostLattices = 4;  // that are taken apart
+  if (roles.multiplies_pairs || taps == 1) return false;
+  if (roles.target_channels < kMostLanes) return lattices <= kMostLattices;
+  return roles.target_channels == kMostLanes && lattices == 1 && roles.source_channels <= kMostLanes &&
+         taps >= kManyTaps;
 }
 
 }  // namespace
@@ -88,7 +99,7 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   // Pairs, which save half of the products, pay for packing sooner.
   const bool pays = roles.multiplies_pairs ? roles.target_channels >= kMostLanes && channels * taps >= kLongSum / 2
                                            : roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
-  if (!side_by_side && !pays) return 0;
+  if (side_by_side ? rather_lines(roles, sources, taps) : !pays) return 0;
   std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
   if (side_by_side && (!roles.converts || roles.reads_pairs)) {
     const std::int64_t in_place = roles.reads_pairs ? 2 * kMostTogether : kMostTogether;
