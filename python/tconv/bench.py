@@ -123,11 +123,11 @@ class Result:
         return self.floor / self.ours.median if self.ours and self.ours.median > 0 else math.nan
 
     @property
-    def extra_memory_share(self) -> float:
-        """Memory beyond the tensors as a share of input and output; NaN where these are empty."""
+    def extra_memory_share(self) -> float | None:
+        """Memory beyond the tensors as a share of input and output; None where that is not known, or these are empty."""
         tensors = math.prod(self.problem.input_shape) + math.prod(self.problem.output_shape)
         itemsize = DTYPES[self.dtype].itemsize
-        return (self.extra_memory or 0) / (tensors * itemsize) if tensors else math.nan
+        return self.extra_memory / (tensors * itemsize) if tensors and self.extra_memory is not None else None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -150,7 +150,7 @@ class Result:
             "floor_from": self.floor_from,
             "share_of_floor": self.share,
             "extra_memory_bytes": self.extra_memory,
-            "extra_memory_share": self.extra_memory_share if self.extra_memory is not None else None,
+            "extra_memory_share": self.extra_memory_share,
             "pytorch_extra_memory_bytes": self.pytorch_extra_memory,
         }
 

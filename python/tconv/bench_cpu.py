@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -70,8 +69,7 @@ def summary(results: list[Result]) -> list[str]:
             f"{len(shares)} layers limited by {name}: median {statistics.median(shares.values()):.0%} of it, "
             f"{reached} at {WANTED_SHARE:.0%} or more, lowest {shares[lowest]:.0%} ({lowest})"
         )
-    extra = {r.problem.name: r.extra_memory_share for r in results if r.extra_memory is not None}
-    extra = {name: share for name, share in extra.items() if math.isfinite(share)}
+    extra = {r.problem.name: share for r in results if (share := r.extra_memory_share) is not None}
     if extra:
         held = torch.ops.tconv._scratch_bytes()
         most = max(extra, key=extra.__getitem__)

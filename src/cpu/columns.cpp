@@ -112,8 +112,7 @@ class Columns final : public Kernel {
       case Direction::grad_input:
         for (std::int64_t cell = 0; cell < map_.cells(); cell += kCells) grad_input(buffers, cell, execution);
         break;
-      default:
-        for_each_task(execution, tasks(), [&](std::int64_t task) { grad_weight(buffers, task); });
+      default: for_each_task(execution, tasks(), [&](std::int64_t task) { grad_weight(buffers, task); });
     }
   }
 
@@ -152,8 +151,8 @@ class Columns final : public Kernel {
     for (std::int64_t image = 0; image < problem_.batch; image += images_) {
       sizes[0] = std::min(images_, problem_.batch - image);
       if (!map_.rows_are_images()) std::fill_n(output, element_count(sizes), T{0});
-      // Columns first: what an output adds up, and when, depends neither on where tiles of cells end nor on how many cells
-      // there are.
+      // Columns first: what an output adds up, and when, depends neither on where tiles of cells end nor on how many
+      // cells there are.
       const std::int64_t last = (image + sizes[0]) * map_.image_cells();
       for (std::int64_t column = begin; column < end; column += together_) {
         const std::int64_t count = std::min(together_, end - column);
@@ -532,7 +531,8 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
     // A task has whole output channels: of few of them, some images and pieces of rows each.
     const std::int64_t wanted = ceil_div(kTasksOfThread * device.threads, kernel->tasks());
     if (problem.direction != Direction::forward || device.threads <= 1 || wanted <= 1) return proposal;
-    const std::int64_t around = ceil_div(problem.axes[2].dilation * (problem.axes[2].kernel - 1), problem.axes[2].stride);
+    const std::int64_t around =
+        ceil_div(problem.axes[2].dilation * (problem.axes[2].kernel - 1), problem.axes[2].stride);
     std::vector<Pieces::Piece> pieces;
     for (const PieceOfProblem& piece : pieces_of(problem, wanted, std::max(kPieceCells, kPieceCells / 8 * around))) {
       const auto size = static_cast<std::int64_t>(size_of(problem.dtype));

@@ -460,7 +460,8 @@ bool pack_gathered(const PackWeights<T, T>& job) {
   const hn::ScalableTag<T> tag;
   const hn::RebindToSigned<decltype(tag)> itag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  const auto steps = hn::Mul(hn::Iota(itag, 0), hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(job.target_step)));
+  const auto steps =
+      hn::Mul(hn::Iota(itag, 0), hn::Set(itag, static_cast<hn::TFromD<decltype(itag)>>(job.target_step)));
   for (std::int64_t c = job.first_channel; c < job.first_channel + job.channels; ++c) {
     for (std::int64_t first = 0; first < job.width; first += lanes) {
       const auto valid = hn::FirstN(tag, std::clamp<std::int64_t>(job.valid - first, 0, lanes));

@@ -20,7 +20,8 @@ inline bool exceeds_caches(const Sizes& sizes, std::size_t itemsize) {
 // cache, whoever reads the result finds it there, and so does the next call.
 inline bool exceeds_caches(const Sizes& result, const Sizes& source, std::size_t itemsize) {
   const std::int64_t elements = element_count(result) + element_count(source);
-  return exceeds_caches(result, itemsize) && elements * static_cast<std::int64_t>(itemsize) >= caches().last_bytes / 4 * 3;
+  return exceeds_caches(result, itemsize) &&
+         elements * static_cast<std::int64_t>(itemsize) >= caches().last_bytes / 4 * 3;
 }
 
 // Whether pieces of channels that lie side by side are whole cache lines. A line that is written in parts, at different

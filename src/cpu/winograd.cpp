@@ -3,7 +3,8 @@
 // taps, or 4 for 3 cells of 2 taps; along the other axes and over the channels the products are summed as ever:
 //   source tile -> packed line, channels innermost -> `points` combined lines -> products with combined weights,
 //   summed over channels and the taps of the other axes -> combined back into cells.
-// Sums are in an order that depends on the layer alone; so neither threads nor blocking nor batch change a result.
+// Sums are in an order that depends on the layer alone; so neither threads nor blocking change a result, nor does the
+// batch, but that it has a say in whether this family is chosen for grad_input.
 #include <hwy/cache_control.h>
 
 #include <algorithm>
@@ -569,7 +570,8 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
     wish.fewest = fast.held ? 1 : kTileAlone;
     return choose_cells(fast.axes, maps, problem.batch, wish, caches());
   };
-  if (!fast.held) {
+  const bool alone = TileShape(maps, problem.batch, cells_with(fast.targets)).tiles == 1;  // nobody shares its weights
+  if (!fast.held || alone) {
     // More targets a block share a combined source, fewer keep the threads busy.
     const auto cost_of = [&](std::int64_t targets) {
       const std::int64_t tiles = TileShape(maps, problem.batch, cells_with(targets)).tiles;

@@ -49,7 +49,8 @@ TEST(Pieces, AreTheWhole) {
     Tensors tensors(problem, random);
     compute_exact(problem, tensors);
     tensors.output.poison();
-    const std::vector<cpu::PieceOfProblem> pieces = cpu::pieces_of(problem, uniform(random, 1, 12), uniform(random, 1, 8));
+    const std::vector<cpu::PieceOfProblem> pieces =
+        cpu::pieces_of(problem, uniform(random, 1, 12), uniform(random, 1, 8));
     most = std::max(most, pieces.size());
     for (const cpu::PieceOfProblem& piece : pieces) {
       Buffers buffers = tensors.buffers();
@@ -65,7 +66,7 @@ TEST(Pieces, AreTheWhole) {
 // An inverse Fourier transform: one output channel, so that tasks of whole channels would be one.
 TEST(Pieces, OfLongKernelsKeepEveryThreadBusyAndEveryBit) {
   Random random(62);
-  for (const auto &[batch, kernel] : {std::pair{1, 256}, {3, 256}, {1, 700}}) {  // the last is cut itself
+  for (const auto& [batch, kernel] : {std::pair{1, 256}, {3, 256}, {1, 700}}) {  // the last is cut itself
     Problem problem;
     problem.rank = 1;
     problem.batch = batch;

@@ -183,6 +183,28 @@ TEST(Winograd, SmallImagesOfManyChannels) {
   }
 }
 
+// One block of 64 x 64 channels whose partial sums take too much room: two of 64 x 32, so that two threads have work.
+TEST(Winograd, BlocksOfAWeightForEveryThread) {
+  Random random(68);
+  for (const bool channels_last : {false, true}) {
+    Problem problem = image_layer(Direction::grad_weight, 2, 2, 2);
+    problem.in_channels = problem.out_channels = 64;
+    for (int a : {1, 2}) problem.axes[a] = {13 + a, 4, 2, 1, 1, 1, 0};
+    set_contiguous(problem);
+    if (channels_last) {
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+    }
+    const auto chosen = plan(problem, {}, "winograd");
+    EXPECT_NE(chosen->kernel->describe().find("blocks of 64 x 32 channels"), std::string::npos)
+        << chosen->kernel->describe();
+    Tensors tensors(problem, random);
+    compute_exact(problem, tensors);
+    EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
+    expect_threads_change_nothing(problem, "winograd", random);
+  }
+}
+
 TEST(Winograd, IsChosenForSeveralTapsAlone) {
   EXPECT_EQ(plan(image_layer(Direction::forward, 1, 1, 3))->family, "winograd");
   EXPECT_EQ(plan(image_layer(Direction::grad_input, 1, 2, 2))->family, "winograd");
