@@ -124,7 +124,7 @@ class Result:
 
     @property
     def extra_memory_share(self) -> float | None:
-        """Memory beyond the tensors as a share of input and output; None where that is not known, or these are empty."""
+        """Memory beyond the tensors as a share of input and output; None where it is not known or these are empty."""
         tensors = math.prod(self.problem.input_shape) + math.prod(self.problem.output_shape)
         itemsize = DTYPES[self.dtype].itemsize
         return self.extra_memory / (tensors * itemsize) if tensors and self.extra_memory is not None else None
