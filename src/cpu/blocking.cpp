@@ -109,6 +109,10 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   return std::min(round_up(even_parts(channels, most), kMostLanes), channels);
 }
 
+bool fits_room(const Problem& problem, const Roles& roles, std::int64_t targets, std::int64_t taps) {
+  return round_up(targets, kMostLanes) * roles.source_channels * taps <= room_for_weights(problem);
+}
+
 bool rounds_in_place(const AxisMaps& maps, const Roles& roles, std::int64_t together) {
   return together >= roles.source_channels && roles.reads_pairs && roles.interleaved == 1 &&
          roles.target_strides[1] == 1 && roles.target_channels % kMostLanes == 0 &&
@@ -197,7 +201,6 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const auto weights = static_cast<double>(taps * channels);
     const double length = static_cast<double>(shape.longest());
     const double columns = column_cost(shape.longest());
-    const double pack_weights = weights * (shared ? 1 : tiles * kOwnWeight);
     const bool near = taps * channels * roles.source_channels <= caches.elements(kWeightsShare);
     const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
     const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));
@@ -213,8 +216,11 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
           static_cast<double>(channels);
       const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
       const std::int64_t tasks = roles.groups * blocking.target_blocks * shape.tiles;
+      const bool in_blocks =
+          !shared && shape.tiles > 1 && fits_room(problem, roles, blocking.target_channels, taps);
+      const double pack_weights = weights * (shared || in_blocks ? 1 : tiles * kOwnWeight);
       // Threads wait for each other at the end of a stage, which is all tiles of one block.
-      const std::int64_t at_once = in_stages && shape.tiles > 1 ? shape.tiles : tasks;
+      const std::int64_t at_once = (in_stages || in_blocks) && shape.tiles > 1 ? shape.tiles : tasks;
       const double idle = static_cast<double>(round_up(at_once, threads)) / static_cast<double>(at_once);
       const double team = tasks > 1 && threads > 1 ? kTeamCost : 0;
       const double cost = ((multiply + pack_weights + read_weights +
@@ -227,7 +233,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
         least = cost;
         best = blocking;
       }
-      if (tasks >= kTasksWanted || targets < 2 * unit) break;
+      if ((tasks >= kTasksWanted && (shared || in_blocks)) || targets < 2 * unit) break;
     }
     if (last) return best;
   }

@@ -74,6 +74,9 @@ inline std::int64_t stages_at_once(std::int64_t tiles) {
   return tiles < kFewTiles ? 2 : 1;
 }
 
+// Whether all weights of a block of targets may be packed at a time, for all tiles: a stage.
+bool fits_room(const Problem& problem, const Roles& roles, std::int64_t targets, std::int64_t taps);
+
 // Where the packed source has its channels innermost: how many are added up before the next tap's. 0: it has not. This
 // sets the order of the sums, so that it depends on the layer alone.
 std::int64_t channels_together(const AxisMaps& maps, const Roles& roles);

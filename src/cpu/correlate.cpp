@@ -136,6 +136,10 @@ class Correlate final : public Kernel {
         stages_there_ = 1;
         cut_stages(room);
       }
+    } else if (fits_room(problem_, roles_, blocking_.target_channels, tiling_.all_taps())) {
+      // Sums that are kept by a tile have all of their weights at a time.
+      cut_stages(room);
+      stages_there_ = 2 * stage_size_ > room ? 1 : stages_at_once(tiling_.tiles());
     }
     workspace_bytes_ = std::min<std::int64_t>(std::ssize(stages_), stages_there_) * stage_size_ * sizeof(T);
   }

@@ -31,6 +31,8 @@ constexpr std::int64_t kDepth =
 constexpr std::int64_t kLongTapRow = 4;       // taps that are rows of a product by themselves
 constexpr std::int64_t kFewestInRow = 12;     // cells that are read in place
 constexpr std::int64_t kMostAlternating = 4;  // phases of a row that are read together
+constexpr std::int64_t kFewestOutputs = 8;     // of a block that is cut for threads, and what it is a multiple of
+constexpr std::int64_t kPacking = 16;          // products that packing an element of the input takes as long as
 constexpr double kMostFilled = 1.1;           // a line that is longer than its cells by more is closed up
 
 template <typename E, typename T>
@@ -41,7 +43,7 @@ class GradWeight final : public Kernel {
         blocking_(blocking),
         tiling_(std::move(tiling)),
         window_(blocking.taps_are_rows ? Window(problem, tiling_.shape()) : Window()),
-        blocks_(problem, blocking, tiling_, kSumTasksWanted, room_for_partials(problem)) {
+        blocks_(problem, blocking, tiling_) {
     in_place_ = blocking.along_inputs && !blocking.taps_are_rows && blocking.interleaved == 1 &&
                 problem.input_strides[1] == 1 && problem.output_strides[1] == 1 &&
                 tiling_.shape().block[2] >= kFewestInRow;
@@ -450,8 +452,8 @@ class GradWeight final : public Kernel {
   WeightBlocks<E, T> blocks_;
 };
 
-Proposal propose_as_it_is(const Problem& problem) {
-  const SumBlocking blocking = choose_sum_blocking(problem);
+Proposal propose_as_it_is(const Problem& problem, std::int64_t threads) {
+  SumBlocking blocking = choose_sum_blocking(problem);
   AxisMaps maps;
   for (int a = 0; a < kSpatialAxes; ++a) maps[a] = map_from_output(problem.axes[a]);
   if (blocking.taps_are_rows) maps = maps_of_cells(problem);
@@ -459,6 +461,10 @@ Proposal propose_as_it_is(const Problem& problem) {
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
                              std::to_string(tiling.plane_size()));
+  }
+  blocking.splits = choose_splits(problem, blocking, tiling.tiles());
+  if (blocking.along_inputs && blocking.interleaved == 1 && !blocking.taps_are_rows) {
+    cut_for_threads(blocking, tiling.all_taps(), threads, kFewestOutputs, kPacking);
   }
   if (sums_pairs(problem, blocking)) return propose_pair_weight(problem, blocking, std::move(tiling));
   return with_types(problem.dtype, [&]<typename E, typename T> {
@@ -472,10 +478,11 @@ Proposal propose_as_it_is(const Problem& problem) {
 
 }  // namespace
 
-Proposal propose_grad_weight(const Problem& problem) {
+Proposal propose_grad_weight(const Problem& problem, const DeviceProperties& device) {
+  const std::int64_t threads = std::max(device.threads, 1);
   const std::optional<Problem> other = mirrored(problem);
-  if (!other) return propose_as_it_is(problem);
-  Proposal proposal = propose_as_it_is(*other);
+  if (!other) return propose_as_it_is(problem, threads);
+  Proposal proposal = propose_as_it_is(*other, threads);
   if (proposal.kernel != nullptr) proposal.kernel = run_mirrored(problem, proposal.kernel);
   return proposal;
 }

@@ -33,7 +33,7 @@ class PairWeight final : public Kernel {
       : problem_(problem),
         blocking_(blocking),
         tiling_(std::move(tiling)),
-        blocks_(problem, blocking, tiling_, kSumTasksWanted, room_for_partials(problem)) {
+        blocks_(problem, blocking, tiling_) {
     half_ = tiling_.plane_size() / 2 + 1;
     const TileShape& shape = tiling_.shape();
     const std::int64_t pairs = shape.images * shape.block[0] * shape.block[1] * ceil_div(shape.block[2], 2);

@@ -22,7 +22,7 @@ Proposal propose_as_it_is(const Problem& problem, const DeviceProperties& device
     }
     case Direction::grad_weight: {
       Proposal proposal = propose_patch_weights(problem, device);
-      return proposal.kernel != nullptr ? proposal : propose_grad_weight(problem);
+      return proposal.kernel != nullptr ? proposal : propose_grad_weight(problem, device);
     }
     case Direction::grad_bias: return propose_grad_bias(problem);
   }

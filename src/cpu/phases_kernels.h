@@ -25,7 +25,7 @@ inline constexpr std::int64_t kLongestLine = std::int64_t{1} << 22;
 
 // forward and grad_input
 Proposal propose_correlate(const Problem& problem, const DeviceProperties& device);
-Proposal propose_grad_weight(const Problem& problem);
+Proposal propose_grad_weight(const Problem& problem, const DeviceProperties& device);
 Proposal propose_grad_bias(const Problem& problem);
 // Parts of the "depthwise" family: forward along rows, gradients along channels, along rows where they are, and along
 // copied rows.

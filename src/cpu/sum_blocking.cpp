@@ -1,6 +1,7 @@
 #include "cpu/sum_blocking.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 
 #include "cpu/blocking.h"
@@ -13,12 +14,11 @@ constexpr std::int64_t kMostSums = std::int64_t{1} << 17;  // elements of one bl
 // Elements of a packed operand. Where no tap reads the cells around, there is no reason to leave the L2 cache.
 constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;
 constexpr std::int64_t kMostPackedAlone = std::int64_t{1} << 15;
-constexpr std::int64_t kFewestTasks = 4;           // for which blocks of output channels are cut
-constexpr std::int64_t kFewestOutputs = 64;        // of a block that is cut for it
+constexpr std::int64_t kFewestTasks = 4;           // for which blocks of input channels are cut where taps are rows
 constexpr std::int64_t kRows = 16;                 // output channels are cut at multiples of this
 constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
 constexpr std::int64_t kFewestInputs = 32;         // of a block where taps are rows
-constexpr std::int64_t kFewestCells = 128;         // of a tile there
+constexpr std::int64_t kFewestCells = 128;         // of a tile
 constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
 
 }  // namespace
@@ -47,34 +47,26 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   blocking.inputs = std::clamp<std::int64_t>(kMostSums / (taps * kRows) / 16 * 16, fewest_inputs, 256);
   blocking.inputs = even(inputs, blocking.inputs, fewest_inputs);
   blocking.input_blocks = ceil_div(inputs, blocking.inputs);
-  // Smaller blocks where there is no room for as many partial sums as tasks.
-  std::int64_t most = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
-  for (std::int64_t tasks = 0; tasks < kFewestTasks; most /= 2) {
-    blocking.outputs = even(outputs, std::max(most / kRows, std::int64_t{1}) * kRows, kRows);
-    blocking.output_blocks = ceil_div(outputs, blocking.outputs);
-    const std::int64_t sums = blocking.blocks() * taps * blocking.inputs * blocking.outputs;
-    tasks = most < 2 * kFewestOutputs
-                ? kFewestTasks
-                : blocking.blocks() * std::max<std::int64_t>(room_for_partials(problem) / sums, 1);
-  }
-  // Of few tasks one must not be left over: threads mostly come in pairs.
-  const std::int64_t partials = blocking.blocks() * taps * blocking.inputs * blocking.outputs;
-  if (blocking.blocks() < kSumTasksWanted && blocking.blocks() % 2 == 1 && 2 * partials > room_for_partials(problem) &&
-      outputs >= (blocking.output_blocks + 1) * kRows) {
-    blocking.outputs = even(outputs, ceil_div(outputs, blocking.output_blocks + 1), kRows);
-    blocking.output_blocks = ceil_div(outputs, blocking.outputs);
-  }
+  const std::int64_t most = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
+  blocking.outputs = even(outputs, most / kRows * kRows, kRows);
+  blocking.output_blocks = ceil_div(outputs, blocking.outputs);
   const std::int64_t widest =
       std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
   const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });
   // Of interleaved groups, all phases of a row are packed together.
   const bool small = alone || blocking.interleaved > 1;
-  blocking.cells = std::clamp<std::int64_t>((small ? kMostPackedAlone : kMostPacked) / widest, 128, 2048);
+  blocking.cells = std::clamp<std::int64_t>((small ? kMostPackedAlone : kMostPacked) / widest, kFewestCells, 2048);
+  std::int64_t cells = problem.batch;
+  for (const Axis& axis : problem.axes) cells *= axis.input;
+  // Few tiles are as many as splits can share evenly.
+  const auto tiles = static_cast<std::uint64_t>(ceil_div(cells, blocking.cells));
+  if (tiles < kSumTasksWanted && room_for_partials(problem) >= 2 * taps * blocking.elements()) {
+    const auto even_tiles = static_cast<std::int64_t>(std::bit_ceil(std::max<std::uint64_t>(tiles, 2)));
+    blocking.cells = std::max(ceil_div(cells, even_tiles), kFewestCells);
+  }
   if (blocking.taps_are_rows) {
     // Where there is no room for partial sums, blocks of input channels are the tasks.
     const bool one_split = room_for_partials(problem) < 2 * taps * outputs * blocking.inputs;
-    std::int64_t cells = problem.batch;
-    for (const Axis& axis : problem.axes) cells *= axis.input;
     const std::int64_t wanted = std::max(ceil_div(cells, one_split ? kFewestTasks : kSumTasksWanted), kFewestCells);
     const auto of_window = cells_of_window(problem, std::min(blocking.cells, wanted), kMostPacked);
     blocking.taps_are_rows = of_window.has_value();

@@ -7,8 +7,6 @@
 
 namespace tconv::cpu {
 
-inline constexpr std::int64_t kSumTasksWanted = 8;
-
 struct SumBlocking : WeightBlocking {
   bool along_inputs = true;  // vectors run along the input channels
   bool taps_are_rows = false;

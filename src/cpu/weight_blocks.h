@@ -25,8 +25,10 @@ struct WeightBlocking {
   std::int64_t outputs = 1;
   std::int64_t input_blocks = 0;  // of a group
   std::int64_t output_blocks = 0;
+  std::int64_t splits = 1;  // of the tiles of cells, each summed by itself: partial sums
 
   std::int64_t blocks() const { return groups * input_blocks * output_blocks; }
+  std::int64_t elements() const { return blocks() * inputs * outputs; }  // of all blocks, for a tap
 };
 
 struct ChannelBlock {
@@ -63,14 +65,24 @@ inline std::int64_t room_for_partials(const Problem& problem) {
   return tensors * static_cast<std::int64_t>(size_of(problem.dtype)) / element / 16;
 }
 
+inline constexpr std::int64_t kSumTasksWanted = 8;
+
+// The splits that the cells of a problem are summed in: as many tasks as are wanted and partial sums have room for, and
+// such that they take two or four threads about the same time. They set the order of the sums, so that this depends on
+// the problem alone.
+std::int64_t choose_splits(const Problem& problem, const WeightBlocking& blocking, std::int64_t tiles);
+
+// Cuts output channels further, at multiples of `unit`, where that lets so many threads end together; it changes no sum.
+// The input is packed once more for every block, which costs as much as `packing` products of an element.
+void cut_for_threads(WeightBlocking& blocking, std::int64_t taps, std::int64_t threads, std::int64_t unit,
+                     std::int64_t packing);
+
 // A block: [phase][output channel][tap][input channel]
 template <typename E, typename T>
 class WeightBlocks {
  public:
-  // About `tasks` of them, with no more than `most_partials` elements of all splits together.
-  WeightBlocks(const Problem& problem, const WeightBlocking& blocking, const Tiling& tiling, std::int64_t tasks,
-               std::int64_t most_partials)
-      : problem_(problem), blocking_(blocking) {
+  WeightBlocks(const Problem& problem, const WeightBlocking& blocking, const Tiling& tiling)
+      : problem_(problem), blocking_(blocking), splits_(blocking.splits) {
     struct Place {
       std::int64_t weight = 0;
       std::int64_t block = 0;  // of output channel 0
@@ -103,10 +115,6 @@ class WeightBlocks {
     std::int64_t volume = 1;
     for (const Axis& axis : problem.axes) volume *= axis.kernel;
     clears_first_ = all_taps_ < volume || problem.batch == 0;
-    const std::int64_t blocks = std::max<std::int64_t>(blocking.blocks(), 1);
-    splits_ =
-        std::min({ceil_div(tasks, blocks), most_partials / std::max<std::int64_t>(blocks * size_, 1), tiling.tiles()});
-    splits_ = std::max<std::int64_t>(splits_, 1);
   }
 
   std::int64_t splits() const { return splits_; }

@@ -525,7 +525,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   if (problem.dtype == DType::f64) return Proposal::decline("computes in fp32");
   if (problem.batch == 0) return Proposal::decline("needs at least one image");
   if (rather_has_wide_rows(problem)) return Proposal::decline("rows as channels save more");
-  if (problem.direction == Direction::grad_weight) return propose_winograd_weight(problem);
+  if (problem.direction == Direction::grad_weight) return propose_winograd_weight(problem, device);
   const Roles roles(problem);
   if (roles.interleaved > 1) return Proposal::decline("needs more channels a group");
   const AxisMaps plain = maps_of(problem);

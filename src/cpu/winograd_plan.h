@@ -140,6 +140,6 @@ std::int64_t choose_cells(const FastAxes& fast, const AxisMaps& maps, std::int64
                           const Caches& caches);
 
 // grad_weight, where it is worth while
-Proposal propose_winograd_weight(const Problem& problem);
+Proposal propose_winograd_weight(const Problem& problem, const DeviceProperties& device);
 
 }  // namespace tconv::cpu

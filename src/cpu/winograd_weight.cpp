@@ -25,12 +25,13 @@ constexpr std::int64_t kNearSums = std::int64_t{1} << 18;
 constexpr std::int64_t kMostSums = std::int64_t{1} << 19;
 constexpr std::int64_t kFewBlocks = 2;
 constexpr std::int64_t kFewestChannels = 64;  // that pay for combining two taps
-constexpr std::int64_t kTasksWanted = 8;
 constexpr std::int64_t kFewestTasks = 2;
 constexpr std::int64_t kFewestIncomplete = 20;  // products of two channels that pay for combining incomplete lattices
 constexpr std::int64_t kSmallBlock = 32;        // channels, that are not cut
 constexpr std::int64_t kTilesWanted = 16;
 constexpr double kWorthCombining = 0.85;  // products that are left where each phase combines the input for itself
+// Products that combining an element of the input for one point takes as long as.
+constexpr std::int64_t kPacking = 16;
 constexpr std::int64_t kDepth = 128;      // cells between two visits to the sums
 
 struct Memory {
@@ -54,7 +55,7 @@ class WinogradWeight final : public Kernel {
         blocking_(blocking),
         tiling_(std::move(tiling)),
         lines_(fast_lines(fast, tiling_)),
-        blocks_(problem, blocking, tiling_, kTasksWanted, room_for_partials(problem)),
+        blocks_(problem, blocking, tiling_),
         source_(tiling_, fast, lines_, problem.input_strides, blocking.inputs,
                 blocking.group_inputs % kMostLanes == 0) {
     for (const PhaseTile& phase : tiling_.phases()) {
@@ -286,7 +287,7 @@ class WinogradWeight final : public Kernel {
 
 }  // namespace
 
-Proposal propose_winograd_weight(const Problem& problem) {
+Proposal propose_winograd_weight(const Problem& problem, const DeviceProperties& device) {
   if (sums_pairs(problem)) return Proposal::decline("products of pairs of bfloat16 save more");
   AxisMaps plain;
   for (int a = 0; a < kSpatialAxes; ++a) plain[a] = map_from_output(problem.axes[a]);
@@ -354,6 +355,8 @@ Proposal propose_winograd_weight(const Problem& problem) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +
                              std::to_string(tiling.plane_size()));
   }
+  blocking.splits = choose_splits(problem, blocking, tiling.tiles());
+  cut_for_threads(blocking, groups * points, std::max(device.threads, 1), kMostLanes, kPacking);
   return with_types(problem.dtype, [&]<typename E, typename Arithmetic> {
     Proposal proposal;
     if constexpr (std::is_same_v<Arithmetic, T>) {

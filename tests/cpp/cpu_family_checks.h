@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <vector>
@@ -72,11 +73,22 @@ inline void expect_threads_change_nothing(const Problem& problem, const std::str
   Tensors tensors(problem, random);
   const auto chosen = plan(problem, {}, family);
   std::vector<std::byte> first;
-  for (const int threads : {1, 2, 3, 7}) {
+  const auto run_on = [&](const Plan& each, int threads) {
     tensors.result(problem).poison();
-    run_with_workspace(*chosen, tensors.buffers(), on_threads(threads));
+    run_with_workspace(each, tensors.buffers(), on_threads(threads));
     if (first.empty()) first = tensors.result(problem).bytes;
     EXPECT_EQ(first, tensors.result(problem).bytes) << threads << " threads: " << to_string(problem);
+  };
+  for (const int threads : {1, 2, 3, 7}) run_on(*chosen, threads);
+  // Nor do those that it is planned for.
+  for (const int threads : {1, 2, 3, 7, 16}) {
+    DeviceProperties device = cpu::properties();
+    device.threads = threads;
+    Plan planned = *chosen;
+    const Proposal proposal = std::ranges::find(cpu::families(), family, &Family::name)->propose(problem, device);
+    planned.kernel = proposal.kernel;
+    planned.workspace_bytes = proposal.workspace_bytes;
+    run_on(planned, 2);
   }
 }
 

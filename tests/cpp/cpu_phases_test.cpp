@@ -518,6 +518,35 @@ TEST(Phases, ThreadsChangeNothing) {
   }
 }
 
+// Weights that have no room, of whose blocks of targets each has: all tiles share those of one block at a time.
+TEST(Phases, ContiguousWeightsInStages) {
+  Random random(32);
+  const Axis one{};
+  for (const Direction direction : {Direction::forward, Direction::grad_input}) {
+    const Problem problem =
+        layer(direction, DType::f32, 1, {32, 32, 1}, {one, {25, 12, 8, 1, 2, 2, 0}, {23, 12, 8, 1, 2, 1, 0}});
+    const auto chosen = plan(problem, {}, "phases");
+    EXPECT_GT(chosen->workspace_bytes, 0U) << chosen->kernel->describe();
+    check_new(problem, random);
+    expect_threads_change_nothing(problem, "phases", random);
+  }
+}
+
+// Output channels of a gradient of weights are cut where threads would otherwise wait.
+TEST(Phases, BlocksOfAWeightForEveryThread) {
+  Random random(33);
+  const Axis one{};
+  const DeviceProperties two{.device = {Backend::cpu, 0}, .name = "cpu", .threads = 2};
+  for (const std::int64_t outputs : {30, 48}) {
+    const Problem problem = layer(Direction::grad_weight, DType::f32, 1, {100, outputs, 1},
+                                  {one, {11, 3, 2, 1, 1, 1, 1}, {13, 3, 2, 1, 1, 1, 1}});
+    const std::string text = cpu::propose_phases(problem, two).kernel->describe();
+    EXPECT_NE(text.find(outputs == 30 ? " x 16 channels" : " x 24 channels"), std::string::npos) << text;
+    check_new(problem, random);
+    expect_threads_change_nothing(problem, "phases", random);
+  }
+}
+
 TEST(Phases, ASampleDoesNotDependOnItsBatch) {
   Random random(11);
   for (const Direction direction : {Direction::forward, Direction::grad_input}) {
