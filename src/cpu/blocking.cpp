@@ -216,8 +216,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
           static_cast<double>(channels);
       const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
       const std::int64_t tasks = roles.groups * blocking.target_blocks * shape.tiles;
-      const bool in_blocks =
-          !shared && shape.tiles > 1 && fits_room(problem, roles, blocking.target_channels, taps);
+      const bool in_blocks = !shared && shape.tiles > 1 && fits_room(problem, roles, blocking.target_channels, taps);
       const double pack_weights = weights * (shared || in_blocks ? 1 : tiles * kOwnWeight);
       // Threads wait for each other at the end of a stage, which is all tiles of one block.
       const std::int64_t at_once = (in_stages || in_blocks) && shape.tiles > 1 ? shape.tiles : tasks;

@@ -31,8 +31,8 @@ constexpr std::int64_t kDepth =
 constexpr std::int64_t kLongTapRow = 4;       // taps that are rows of a product by themselves
 constexpr std::int64_t kFewestInRow = 12;     // cells that are read in place
 constexpr std::int64_t kMostAlternating = 4;  // phases of a row that are read together
-constexpr std::int64_t kFewestOutputs = 8;     // of a block that is cut for threads, and what it is a multiple of
-constexpr std::int64_t kPacking = 16;          // products that packing an element of the input takes as long as
+constexpr std::int64_t kFewestOutputs = 8;    // of a block that is cut for threads, and what it is a multiple of
+constexpr std::int64_t kPacking = 16;         // products that packing an element of the input takes as long as
 constexpr double kMostFilled = 1.1;           // a line that is longer than its cells by more is closed up
 
 template <typename E, typename T>

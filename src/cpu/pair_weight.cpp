@@ -30,10 +30,7 @@ constexpr std::int64_t kRangeCost = 8;  // of pairs that are multiplied by thems
 class PairWeight final : public Kernel {
  public:
   PairWeight(const Problem& problem, const SumBlocking& blocking, Tiling tiling)
-      : problem_(problem),
-        blocking_(blocking),
-        tiling_(std::move(tiling)),
-        blocks_(problem, blocking, tiling_) {
+      : problem_(problem), blocking_(blocking), tiling_(std::move(tiling)), blocks_(problem, blocking, tiling_) {
     half_ = tiling_.plane_size() / 2 + 1;
     const TileShape& shape = tiling_.shape();
     const std::int64_t pairs = shape.images * shape.block[0] * shape.block[1] * ceil_div(shape.block[2], 2);

@@ -16,8 +16,8 @@ inline bool exceeds_caches(const Sizes& sizes, std::size_t itemsize) {
   return element_count(sizes) * static_cast<std::int64_t>(itemsize) >= caches().last_bytes / 8;
 }
 
-// The same for kernels that do little more than read one tensor and write another: as long as both fit three quarters of
-// the last cache, whoever reads the result finds it there, and so does the next call.
+// The same for kernels that do little more than read one tensor and write another: as long as both fit three quarters
+// of the last cache, whoever reads the result finds it there, and so does the next call.
 inline bool exceeds_caches(const Sizes& result, const Sizes& source, std::size_t itemsize) {
   const std::int64_t elements = element_count(result) + element_count(source);
   return exceeds_caches(result, itemsize) &&

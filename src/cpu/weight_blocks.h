@@ -72,8 +72,8 @@ inline constexpr std::int64_t kSumTasksWanted = 8;
 // the problem alone.
 std::int64_t choose_splits(const Problem& problem, const WeightBlocking& blocking, std::int64_t tiles);
 
-// Cuts output channels further, at multiples of `unit`, where that lets so many threads end together; it changes no sum.
-// The input is packed once more for every block, which costs as much as `packing` products of an element.
+// Cuts output channels further, at multiples of `unit`, where that lets so many threads end together; it changes no
+// sum. The input is packed once more for every block, which costs as much as `packing` products of an element.
 void cut_for_threads(WeightBlocking& blocking, std::int64_t taps, std::int64_t threads, std::int64_t unit,
                      std::int64_t packing);
 

@@ -32,7 +32,7 @@ constexpr std::int64_t kTilesWanted = 16;
 constexpr double kWorthCombining = 0.85;  // products that are left where each phase combines the input for itself
 // Products that combining an element of the input for one point takes as long as.
 constexpr std::int64_t kPacking = 16;
-constexpr std::int64_t kDepth = 128;      // cells between two visits to the sums
+constexpr std::int64_t kDepth = 128;  // cells between two visits to the sums
 
 struct Memory {
   Scratch<T> packed;
