@@ -42,6 +42,9 @@ constexpr std::int64_t kPackedTogether = 16;  // channels of weights that are pa
 // Where each tile combines its own weights: target channels of a block, and combining the source, for each block, in
 // products of a target channel. Another block size must be worth so much.
 constexpr std::int64_t kTargetsAlone = 64;
+// Cells whose products take as long as what a tile costs beside them, without and with weights of its own.
+constexpr std::int64_t kTileCost = 8;
+constexpr std::int64_t kOwnCost = 300;
 constexpr double kCombineCost = 24;
 constexpr double kWorthChanging = 0.95;
 
@@ -589,7 +592,9 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
       fast.targets = targets;
     }
   }
-  const std::int64_t cells = cells_with(fast.targets);
+  const std::int64_t cells = even_cells(maps, problem.batch, cells_with(fast.targets),
+                                        roles.groups * ceil_div(roles.target_channels, fast.targets), threads,
+                                        fast.held ? kTileCost : kOwnCost);
   Tiling tiling(maps, problem.batch, cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +

@@ -42,6 +42,7 @@ constexpr double kFivePoints = 1.08;    // what five points cost more: digits, a
 constexpr double kCacheShare = 1.6;
 constexpr std::int64_t kLargestTile = 4096;  // cells
 constexpr std::int64_t kSmallTile = 256;
+constexpr double kWorthCutting = 0.95;  // of the time that threads take, with more tiles
 
 // Whether every cell of the axis reads some source, and every tap at some cell: combined tiles leave a rounding error
 // where nothing is added up.
@@ -424,6 +425,24 @@ std::int64_t choose_cells(const FastAxes& fast, const AxisMaps& maps, std::int64
     const bool feeds = shape.tiles >= wish.tiles || cells <= kSmallTile;
     if ((fits && feeds) || cells <= std::max<std::int64_t>(wish.fewest, points)) return cells;
   }
+}
+
+std::int64_t even_cells(const AxisMaps& maps, std::int64_t batch, std::int64_t cells, std::int64_t tasks_of_tile,
+                        std::int64_t threads, std::int64_t tile_cost) {
+  const auto time_of = [&](std::int64_t most) {
+    const TileShape shape(maps, batch, most);
+    const std::int64_t tile = shape.images * shape.block[0] * shape.block[1] * shape.block[2];
+    return ceil_div(shape.tiles * tasks_of_tile, threads) * (tile + tile_cost);
+  };
+  std::int64_t all = batch;
+  for (const AxisMap& map : maps) all *= map.cells;
+  const std::int64_t tiles = TileShape(maps, batch, cells).tiles;
+  std::int64_t best = cells;
+  for (std::int64_t more = tiles + 1; more <= tiles + threads; ++more) {
+    const std::int64_t fewer = std::max<std::int64_t>(ceil_div(all, more), 1);
+    if (kWorthCutting * static_cast<double>(time_of(best)) > static_cast<double>(time_of(fewer))) best = fewer;
+  }
+  return best;
 }
 
 }  // namespace tconv::cpu
