@@ -1,13 +1,15 @@
 // The "depthwise" family: one channel a group, or few. Here, forward where channels lie side by side in memory
-// (channels-last). Nothing is packed but the weights, as [tap][channel]; a vector holds channels, and every position is
-// a short sum over its taps:
+// (channels-last). Nothing is packed but the weights, by blocks of channels; a vector holds channels, and every
+// position is a short sum over its taps:
 //   output[j][c] = bias[c] + sum over taps of  input[j + offset(tap)][c] weight[tap][c]
-// Rows of positions are read where they lie. Those at the borders, which fewer taps reach, go one by one. With more
-// channels a group (spread.h) rows are spread first, as many as an output reads, and for each tap there are planes.
+// Rows of positions are read where they lie, each position once for all cells and taps of a row that it brings
+// together. With more channels a group (spread.h) rows are spread first, as many as an output reads, and for each tap
+// there are planes.
 #include <hwy/cache_control.h>
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <numeric>
 #include <type_traits>
 #include <vector>
@@ -45,6 +47,9 @@ class Depthwise final : public Kernel {
     if constexpr (std::is_same_v<E, T>) {
       if (!groups_.alone()) plan_spreading();
     }
+    for (const AxisTarget& target : maps_[2].targets) {
+      for (const AxisTap& tap : target.taps) tap_order_.emplace(tap.tap, std::ssize(tap_order_));
+    }
     cut_row();
   }
 
@@ -55,14 +60,14 @@ class Depthwise final : public Kernel {
   // Whether rows that have been spread stay in the L2 cache until they are read for the last time.
   bool fits() const { return fits_; }
 
-  std::size_t workspace_bytes() const { return groups_.planes() * taps_ * channels() * sizeof(T); }
+  std::size_t workspace_bytes() const { return weight_step() * ceil_div(channels(), kMostLanes) * sizeof(T); }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
     T* const workspace = static_cast<T*>(buffers.workspace);
     load_weights(static_cast<const E*>(buffers.weight), workspace);
-    WeighCells<E, T> job;
+    WeighRow<E, T> job;
     job.weights = workspace;
-    job.from_step = groups_.alone() ? problem_.input_strides[4] : spread_step_;
+    job.weight_step = weight_step();
     job.channels = channels();
     job.bias = problem_.bias ? static_cast<const E*>(buffers.bias) : nullptr;
     const E* const source = static_cast<const E*>(buffers.input);
@@ -76,30 +81,21 @@ class Depthwise final : public Kernel {
     for_each_task(execution, ceil_div(units, units_a_task), [&](std::int64_t task) {
       thread_local Memory memory;
       memory.held.assign(slots_[0] * slots_[1], {});
-      WeighCells<E, T> own = job;
+      WeighRow<E, T> own = job;
       for (std::int64_t unit = task * units_a_task; unit < std::min((task + 1) * units_a_task, units); ++unit) {
         const std::int64_t row = unit % row_count_;
         const std::int64_t first_cell = unit / row_count_ * cells_;
         const auto [from, to] = enter_row(row, memory.taps);
         own.from = groups_.alone() ? source + from : spread_rows(source, from, first_cell, memory);
-        for (const Piece& piece : pieces_[unit / row_count_]) {
-          own.taps = std::ssize(memory.taps) * std::ssize(piece.taps);
-          std::int64_t* const offsets = memory.offsets.get(own.taps);
-          std::int64_t* const places = memory.places.get(own.taps);
-          std::int64_t t = 0;
-          for (const RowTap& in_row : memory.taps) {
-            for (const Tap& tap : piece.taps) {
-              offsets[t] = in_row.offset + tap.offset;
-              places[t++] = in_row.place + tap.place;
-            }
-          }
-          own.offsets = offsets;
-          own.places = places;
-          own.to = target + to + piece.to;
-          own.to_step = piece.to_step;
-          own.cells = piece.cells;
-          depthwise_ops<E, T>().weigh(own);
-        }
+        list_rows(memory);
+        own.offsets = memory.offsets.data();
+        own.rows = std::ssize(memory.offsets);
+        own.places = memory.places.data();
+        const std::vector<RowPiece>& pieces = pieces_[unit / row_count_];
+        own.pieces = pieces.data();
+        own.piece_count = std::ssize(pieces);
+        own.to = target + to;
+        depthwise_ops<E, T>().weigh_row(own);
       }
       if (own.past_caches) hwy::FlushStream();  // before another thread reads the results
     });
@@ -127,31 +123,22 @@ class Depthwise final : public Kernel {
     std::int64_t source;
     std::int64_t target;
   };
-  // Taps along a row, the same.
-  struct Tap {
-    std::int64_t offset;
-    std::int64_t place;
-  };
-  struct Piece {
-    std::int64_t to;  // in the row of the target
-    std::int64_t to_step;
-    std::int64_t cells;
-    std::vector<Tap> taps;
-  };
   // The row that a slot holds: where it begins in the source, and its first cell.
   struct Held {
     std::int64_t offset = -1;
     std::int64_t first_cell = -1;
   };
   struct Memory {
-    std::vector<RowTap> taps;       // of a row
-    Scratch<std::int64_t> offsets;  // of all taps of a piece
-    Scratch<std::int64_t> places;
+    std::vector<RowTap> taps;  // of a row
+    // Rows of the source and their weights, plane by plane.
+    std::vector<std::int64_t> offsets;
+    std::vector<std::int64_t> places;
     Scratch<E> spread;  // [slot][plane][position][channel]
     std::vector<Held> held;
   };
 
   std::int64_t channels() const { return problem_.out_channels; }
+  std::int64_t weight_step() const { return groups_.planes() * taps_ * kMostLanes; }  // from a block to the next
   // Rows that are worth a thread, and more where there are many: a thread that is held up holds up no other.
   std::int64_t units_of_task(std::int64_t units) const {
     constexpr std::int64_t kElements = 1 << 14;
@@ -184,12 +171,18 @@ class Depthwise final : public Kernel {
   void load_weights(const E* weight, T* to) const {
     const Strides& strides = problem_.weight_strides;
     const auto& [depth, height, width] = problem_.axes;
-    for (std::int64_t plane = 0; plane < groups_.planes(); ++plane) {
-      for (std::int64_t d = 0; d < depth.kernel; ++d) {
-        for (std::int64_t h = 0; h < height.kernel; ++h) {
-          for (std::int64_t w = 0; w < width.kernel; ++w, to += channels()) {
-            const E* const from = weight + d * strides[2] + h * strides[3] + w * strides[4];
-            groups_.load_weights(from, strides, plane, 0, channels(), to);
+    for (std::int64_t first = 0; first < channels(); first += kMostLanes) {
+      const std::int64_t count = std::min(channels() - first, kMostLanes);
+      for (std::int64_t plane = 0; plane < groups_.planes(); ++plane) {
+        for (std::int64_t d = 0; d < depth.kernel; ++d) {
+          for (std::int64_t h = 0; h < height.kernel; ++h) {
+            for (const auto& [w, place] : tap_order_) {
+              T* const taps = to + place * kMostLanes;
+              const E* const from = weight + d * strides[2] + h * strides[3] + w * strides[4];
+              groups_.load_weights(from, strides, plane, first, count, taps);
+              std::fill(taps + count, taps + kMostLanes, T{0});
+            }
+            to += width.kernel * kMostLanes;
           }
         }
       }
@@ -213,13 +206,24 @@ class Depthwise final : public Kernel {
         const std::int64_t h = height.cell + kh.offset;
         if (h < 0 || h >= in_height.count) continue;
         taps.push_back({d * problem_.input_strides[2] + h * problem_.input_strides[3],
-                        (kd.tap * problem_.axes[1].kernel + kh.tap) * problem_.axes[2].kernel * channels(),
+                        (kd.tap * problem_.axes[1].kernel + kh.tap) * problem_.axes[2].kernel * kMostLanes,
                         {d, h, 0}});
       }
     }
     return {image * problem_.input_strides[0], image * problem_.output_strides[0] +
                                                    depth.position * problem_.output_strides[2] +
                                                    height.position * problem_.output_strides[3]};
+  }
+
+  void list_rows(Memory& memory) const {
+    memory.offsets.clear();
+    memory.places.clear();
+    for (std::int64_t plane = 0; plane < groups_.planes(); ++plane) {
+      for (const RowTap& tap : memory.taps) {
+        memory.offsets.push_back(tap.offset + plane * plane_size_);
+        memory.places.push_back(tap.place + plane * taps_ * kMostLanes);
+      }
+    }
   }
 
   // Spreads what the cells from first_cell on read of an image's rows, and makes the rows' offsets refer to that.
@@ -246,37 +250,32 @@ class Depthwise final : public Kernel {
     return nullptr;
   }
 
-  // The pieces of a row's cells that the same taps reach, segment by segment.
+  // The pieces of a row's cells, segment by segment. Where neighbouring taps are several positions apart, so are the
+  // cells of a piece.
   void cut_row() {
     const std::int64_t step = groups_.alone() ? problem_.input_strides[4] : spread_step_;
     const std::int64_t to_step = problem_.output_strides[4];
     for (std::int64_t begin = 0; begin < maps_[2].cells; begin += cells_) {
-      std::vector<Piece>& pieces = pieces_.emplace_back();
+      std::vector<RowPiece>& pieces = pieces_.emplace_back();
       for (const AxisTarget& width : maps_[2].targets) {
+        const std::vector<AxisTap>& taps = width.taps;
+        const std::int64_t apart = taps.size() < 2 ? 1 : taps[0].offset - taps[1].offset;
         const std::int64_t end = std::min(width.lattice.count, begin + cells_);
-        std::int64_t low = std::min(begin, end);  // low <= cell < high: all taps reach it
-        std::int64_t high = end;
-        for (const AxisTap& tap : width.taps) {
-          low = std::max(low, -tap.offset);
-          high = std::min(high, maps_[2].sources[tap.source].count - tap.offset);
+        for (std::int64_t cell = begin; cell < std::min(begin + apart, end); ++cell) {
+          RowPiece& piece = pieces.emplace_back();
+          piece.to = (width.lattice.first + cell * width.lattice.step) * to_step;
+          piece.to_step = apart * width.lattice.step * to_step;
+          piece.cells = ceil_div(end - cell, apart);
+          if (taps.empty()) continue;
+          const std::int64_t position = cell + taps[0].offset;
+          piece.first = (position >= 0 ? position : position - apart + 1) / apart;
+          const std::int64_t residue = position - piece.first * apart;
+          piece.from = residue * step;
+          piece.from_step = apart * step;
+          piece.positions = ceil_div(std::max<std::int64_t>(problem_.axes[2].input - residue, 0), apart);
+          piece.taps = std::ssize(taps);
+          piece.place = tap_order_[taps[0].tap] * kMostLanes;
         }
-        low = std::min(low, end);
-        high = std::max(high, low);
-        const auto add = [&](std::int64_t first, std::int64_t cells) {
-          if (cells <= 0) return;
-          const std::int64_t to = (width.lattice.first + first * width.lattice.step) * to_step;
-          Piece& piece = pieces.emplace_back(Piece{to, width.lattice.step * to_step, cells, {}});
-          for (const AxisTap& tap : width.taps) {
-            const std::int64_t cell = first + tap.offset;
-            if (cell < 0 || cell >= maps_[2].sources[tap.source].count) continue;
-            for (std::int64_t plane = 0; plane < groups_.planes(); ++plane) {
-              piece.taps.push_back({cell * step + plane * plane_size_, (plane * taps_ + tap.tap) * channels()});
-            }
-          }
-        };
-        for (std::int64_t j = begin; j < low; ++j) add(j, 1);
-        add(low, high - low);
-        for (std::int64_t j = high; j < end; ++j) add(j, 1);
       }
     }
   }
@@ -286,9 +285,10 @@ class Depthwise final : public Kernel {
   SmallGroups groups_;
   std::array<std::vector<Row>, 2> rows_;  // of depth and height, in the order of their positions
   std::int64_t taps_ = 1;
+  std::map<std::int64_t, std::int64_t> tap_order_;  // along a row: those of a phase side by side
   std::int64_t row_count_ = 0;
   std::int64_t cells_ = 1;  // of a segment of a row
-  std::vector<std::vector<Piece>> pieces_;
+  std::vector<std::vector<RowPiece>> pieces_;
   // Rows that are spread: how many along depth and height, and how they are laid out.
   std::array<std::int64_t, 2> slots_ = {1, 1};
   std::int64_t plane_size_ = 0;
