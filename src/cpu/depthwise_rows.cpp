@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/axis_map.h"
+#include "cpu/depthwise_blocks.h"
 #include "cpu/depthwise_rows_simd.h"
 #include "cpu/panels.h"
 #include "cpu/past_caches.h"
@@ -449,8 +450,14 @@ Proposal propose_depthwise_rows(const Problem& problem) {
       return Proposal::decline("needs a phase for every place of a row");
     }
   }
+  const bool few_phases = std::ssize(phases) <= kMostRowPhases;
+  if (auto kernel = few_phases ? make_depthwise_blocks(problem, maps) : nullptr) {
+    Proposal proposal;
+    proposal.kernel = std::move(kernel);
+    return proposal;
+  }
   const std::int64_t longest = std::max(problem.axes[2].input, problem.axes[2].output());
-  if (std::ssize(phases) > kMostRowPhases || rows * taps > kMostTerms || longest > kLongestRow ||
+  if (!few_phases || rows * taps > kMostTerms || longest > kLongestRow ||
       maps[2].highest - maps[2].lowest > kLongestRow) {
     return Proposal::decline("needs few phases and rows that are not too long");
   }

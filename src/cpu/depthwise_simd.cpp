@@ -40,14 +40,6 @@ struct Part {
   T* sums;  // of kCells cells: [vector][cell]
 };
 
-// The compiler would rather read memory again for each use of a vector.
-template <class V>
-HWY_INLINE void keep_in_register([[maybe_unused]] V& vector) {
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_SSE4 && defined(__GNUC__)
-  asm("" : "+v"(vector.raw));
-#endif
-}
-
 // A vector of channels of kCells cells, of which `cells` are written. `position` is what the first tap brings to the
 // first of them. A position is read once, for all taps and cells that it brings together.
 template <int kTaps, bool kInside, bool kAll, typename E, typename T>

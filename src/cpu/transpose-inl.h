@@ -25,6 +25,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr bool kMaskedStores = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2;
 
+// The compiler would rather read memory again for each use of a vector.
+template <class V>
+HWY_INLINE void keep_in_register([[maybe_unused]] V& vector) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_SSE4 && defined(__GNUC__)
+  asm("" : "+v"(vector.raw));
+#endif
+}
+
 // Elements of a block of 16 bytes, within which vectors are shuffled.
 template <typename T>
 constexpr std::int64_t kBlock = 16 / sizeof(T);

@@ -1,0 +1,372 @@
+// The "depthwise" family where rows lie side by side (contiguous tensors), forward, of images: vectors run along the
+// row, and several rows of the output are computed at a time, so that each vector of the source is loaded once for all
+// of them. The rows that a band of output rows reads are copied with zeros around them; rows of a phase along the
+// height are computed together, and the phases along the row are interleaved in registers.
+#include "cpu/depthwise_blocks.h"
+
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/axis_map.h"
+#include "cpu/depthwise_blocks_simd.h"
+#include "cpu/depthwise_rows_simd.h"
+#include "cpu/panels.h"
+#include "cpu/past_caches.h"
+#include "cpu/phases_kernels.h"
+#include "cpu/scratch.h"
+#include "cpu/simd.h"
+#include "cpu/tile.h"
+
+namespace tconv::cpu {
+namespace {
+
+constexpr std::int64_t kMostSource = std::int64_t{1} << 13;    // elements of the rows that a band reads, about
+constexpr std::int64_t kMostTogether = std::int64_t{1} << 12;  // elements of rows that are stored at a time
+constexpr std::int64_t kTaskElements = std::int64_t{1} << 17;
+constexpr std::int64_t kFewestTasks = 64;
+
+template <typename E, typename T>
+class DepthwiseBlocks final : public Kernel {
+ public:
+  DepthwiseBlocks(const Problem& problem, const AxisMaps& maps) : problem_(problem) {
+    const auto& [depth, height, width] = problem.axes;
+    phases_ = std::ssize(maps[2].targets);
+    cells_ = ceil_div(width.output(), phases_);
+    lead_ = round_up(std::max<std::int64_t>(-maps[2].lowest, 0), kMostLanes);
+    const std::int64_t reach = round_up(cells_, kMostLanes) + std::max<std::int64_t>(maps[2].highest, 0);
+    line_ = round_up(lead_ + std::max(width.input, reach), kMostLanes);
+    constexpr std::int64_t kPage = 4096 / sizeof(T);
+    if (line_ % (kPage / 4) == 0) line_ += kMostLanes;  // lines of few sets of the cache
+    find_steps(maps[2]);
+    for (const AxisTarget& target : maps[1].targets) {
+      RowPhase phase{target.lattice, 0, -1, {}};
+      if (!target.taps.empty()) {
+        const auto [low, high] = std::ranges::minmax(target.taps, {}, &AxisTap::offset);
+        phase.lowest = low.offset;
+        phase.highest = high.offset;
+        phase.tap_rows.assign(high.offset - low.offset + 1, -1);
+        for (const AxisTap& tap : target.taps) phase.tap_rows[tap.offset - low.offset] = tap.tap * row_weights();
+      }
+      row_phases_.push_back(std::move(phase));
+    }
+    slices_.resize(depth.output());
+    for (const AxisTarget& target : maps[0].targets) {
+      for (std::int64_t j = 0; j < target.lattice.count; ++j) {
+        for (const AxisTap& tap : target.taps) {
+          const std::int64_t z = j + tap.offset;
+          if (z < 0 || z >= depth.input) continue;
+          slices_[target.lattice.first + j * target.lattice.step].push_back(
+              {z, tap.tap * height.kernel * row_weights()});
+        }
+      }
+    }
+    cut_bands();
+  }
+
+  void run(const Buffers& buffers, const Execution& execution) const override {
+    const auto* const bias = problem_.bias ? static_cast<const E*>(buffers.bias) : nullptr;
+    const std::int64_t bands = std::ssize(bands_);
+    const bool past_caches = exceeds_caches(problem_.output_sizes(), problem_.input_sizes(), sizeof(E));
+    const std::int64_t tasks = problem_.batch * problem_.in_channels * bands;
+    // A few bands at a time: one may take less than a microsecond.
+    const std::int64_t work = std::max<std::int64_t>(output_elements() / bands, 1);
+    const std::int64_t together =
+        std::max({2 * kMostSource / work, std::min(kTaskElements / work, tasks / kFewestTasks), std::int64_t{1}});
+    for_each_task(execution, ceil_div(tasks, together), [&](std::int64_t group) {
+      thread_local Memory memory;
+      // What surrounds the rows is the same for all of them.
+      T* const source = memory.source.get(most_lines_ * line_);
+      for (T* line = source; line < source + most_lines_ * line_; line += line_) {
+        std::fill(line, line + lead_, T{0});
+        std::fill(line + lead_ + problem_.axes[2].input, line + line_, T{0});
+      }
+      std::int64_t loaded = -1;  // channel whose weights are there
+      const T* weights = nullptr;
+      for (std::int64_t task = group * together; task < std::min((group + 1) * together, tasks); ++task) {
+        const Band& band = bands_[task % bands];
+        const std::int64_t channel = task / bands % problem_.in_channels;
+        const std::int64_t image = task / bands / problem_.in_channels;
+        const auto place = [&](const Strides& strides) { return image * strides[0] + channel * strides[1]; };
+        if (channel != loaded) {
+          weights = load_weights(static_cast<const E*>(buffers.weight) + channel * problem_.weight_strides[0], memory);
+          loaded = channel;
+        }
+        load_source(static_cast<const E*>(buffers.input) + place(problem_.input_strides), band, source);
+        WeighBlock<T> job;
+        job.weights = weights;
+        if (bias != nullptr) element_ops<E, T>().load(bias + channel, 1, &job.bias, 1, 1);
+        run_band(job, source, band, static_cast<E*>(buffers.output) + place(problem_.output_strides), past_caches,
+                 memory);
+      }
+      if (past_caches) hwy::FlushStream();  // before another thread reads the results
+    });
+  }
+
+  std::string describe() const override {
+    return std::to_string(row_phases_.size()) + " x " + std::to_string(phases_) + " phases, " +
+           std::to_string(bands_.size()) + " bands, vectors along rows, several at a time, " + target_name();
+  }
+
+ private:
+  // Rows of the output: the positions of a lattice, and the weights of the rows of the source at a distance.
+  struct RowPhase {
+    Lattice lattice;
+    std::int64_t lowest = 0;
+    std::int64_t highest = -1;
+    std::vector<std::int64_t> tap_rows;
+  };
+  struct Range {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    std::int64_t size() const { return end - begin; }
+  };
+  // Slices and rows of the output, and those of the input that they read.
+  struct Band {
+    Range depth;
+    Range height;
+    Range slices;
+    Range sources;
+    std::int64_t lines() const { return slices.size() * sources.size(); }
+  };
+  struct Memory {
+    Scratch<T> source;
+    Scratch<T> results;
+    Scratch<T> weights;
+    std::vector<BlockSlice> slices;
+  };
+
+  std::int64_t output_elements() const {
+    return problem_.axes[0].output() * problem_.axes[1].output() * problem_.axes[2].output();
+  }
+  std::int64_t row_weights() const { return std::ssize(steps_) * phases_; }
+
+  // What the phases of a row read of one row of the input, from right to left: as the taps of each phase do.
+  void find_steps(const AxisMap& map) {
+    std::map<std::int64_t, std::vector<std::int64_t>, std::greater<>> by_offset;
+    for (const AxisTarget& target : map.targets) {
+      for (const AxisTap& tap : target.taps) {
+        by_offset.try_emplace(tap.offset, phases_, -1).first->second[target.lattice.first] = tap.tap;
+      }
+    }
+    for (const auto& [offset, taps] : by_offset) {
+      BlockStep step{offset, 0};
+      for (std::int64_t p = 0; p < phases_; ++p) step.phases |= taps[p] < 0 ? 0U : 1U << static_cast<unsigned>(p);
+      steps_.push_back(step);
+      taps_.insert(taps_.end(), taps.begin(), taps.end());
+    }
+    for (int i = 0; i < static_cast<int>(kBlockPatterns.size()); ++i) {
+      const BlockPattern& pattern = kBlockPatterns[i];
+      const auto is_alike = [&](const BlockStep& step, unsigned reads) { return step.phases == reads; };
+      if (pattern.phases == phases_ && pattern.steps == std::ssize(steps_) &&
+          std::equal(steps_.begin(), steps_.end(), pattern.reads.begin(), is_alike)) {
+        pattern_ = i;
+      }
+    }
+  }
+
+  // Rows of the input that some rows of the output read.
+  Range sources_of(Range rows) const {
+    Range sources{problem_.axes[1].input, 0};
+    for (const RowPhase& phase : row_phases_) {
+      const Range cells = cells_of(phase.lattice, rows);
+      if (cells.size() <= 0 || phase.tap_rows.empty()) continue;
+      sources.begin = std::min(sources.begin, cells.begin + phase.lowest);
+      sources.end = std::max(sources.end, cells.end + phase.highest);
+    }
+    sources.begin = std::max<std::int64_t>(sources.begin, 0);
+    sources.end = std::max(std::min(sources.end, problem_.axes[1].input), sources.begin);
+    return sources;
+  }
+  Range slices_of(Range depth) const {
+    Range slices{problem_.axes[0].input, 0};
+    for (std::int64_t d = depth.begin; d < depth.end; ++d) {
+      for (const BlockSlice& slice : slices_[d]) {
+        slices.begin = std::min(slices.begin, slice.from);
+        slices.end = std::max(slices.end, slice.from + 1);
+      }
+    }
+    slices.end = std::max(slices.end, slices.begin);
+    return slices;
+  }
+  // Cells of a lattice whose positions are in a range.
+  static Range cells_of(const Lattice& lattice, Range positions) {
+    const auto before = [&](std::int64_t position) {
+      return std::clamp<std::int64_t>(ceil_div(std::max<std::int64_t>(position - lattice.first, 0), lattice.step), 0,
+                                      lattice.count);
+    };
+    return {before(positions.begin), before(positions.end)};
+  }
+
+  // Several slices of the output, or some rows of one, that read about kMostSource elements.
+  void cut_bands() {
+    const std::int64_t depths = problem_.axes[0].output();
+    const std::int64_t heights = problem_.axes[1].output();
+    const auto band_of = [&](Range depth, Range height) {
+      return Band{depth, height, slices_of(depth), sources_of(height)};
+    };
+    const auto fits = [&](const Band& band) { return band.lines() * line_ <= kMostSource; };
+    for (std::int64_t d = 0; d < depths;) {
+      Band band = band_of({d, d + 1}, {0, heights});
+      if (fits(band)) {
+        while (band.depth.end < depths) {
+          const Band more = band_of({d, band.depth.end + 1}, {0, heights});
+          if (!fits(more)) break;
+          band = more;
+        }
+        bands_.push_back(band);
+        d = band.depth.end;
+        continue;
+      }
+      // As even as may be, of at least as many rows as share what they read.
+      const std::int64_t parts = std::min(ceil_div(band.lines() * line_, kMostSource), ceil_div(heights, kFewestRows));
+      for (std::int64_t part = 0; part < parts; ++part) {
+        bands_.push_back(band_of({d, d + 1}, {heights * part / parts, heights * (part + 1) / parts}));
+      }
+      ++d;
+    }
+    for (const Band& band : bands_) most_lines_ = std::max(most_lines_, band.lines());
+  }
+
+  // The weights of a channel: [depth][height][step][phase].
+  const T* load_weights(const E* weight, Memory& memory) const {
+    const auto& [depth, height, width] = problem_.axes;
+    const Strides& strides = problem_.weight_strides;
+    T* const weights = memory.weights.get(depth.kernel * height.kernel * row_weights() + width.kernel);
+    T* const row = weights + depth.kernel * height.kernel * row_weights();
+    T* to = weights;
+    for (std::int64_t d = 0; d < depth.kernel; ++d) {
+      for (std::int64_t h = 0; h < height.kernel; ++h) {
+        element_ops<E, T>().load(weight + d * strides[2] + h * strides[3], strides[4], row, 1, width.kernel);
+        for (const std::int64_t tap : taps_) *to++ = tap < 0 ? T{0} : row[tap];
+      }
+    }
+    return weights;
+  }
+
+  void load_source(const E* image, const Band& band, T* source) const {
+    const Strides& strides = problem_.input_strides;
+    const std::int64_t width = problem_.axes[2].input;
+    T* to = source + lead_;
+    for (std::int64_t z = band.slices.begin; z < band.slices.end; ++z) {
+      const E* from = image + z * strides[2] + band.sources.begin * strides[3];
+      if constexpr (std::is_same_v<E, T>) {
+        depthwise_row_ops<E, T>().copy_rows(from, strides[3], to, line_, band.sources.size(), width);
+        to += band.sources.size() * line_;
+      } else {
+        for (std::int64_t y = 0; y < band.sources.size(); ++y, from += strides[3], to += line_) {
+          element_ops<E, T>().load(from, 1, to, 1, width);
+        }
+      }
+    }
+  }
+
+  void run_band(WeighBlock<T> job, const T* source, const Band& band, E* output, bool past_caches,
+                Memory& memory) const {
+    const std::int64_t width = problem_.axes[2].output();
+    job.from_step = line_;
+    job.first_source = band.sources.begin;
+    job.last_source = band.sources.end;
+    job.steps = steps_.data();
+    job.step_count = std::ssize(steps_);
+    job.pattern = pattern_;
+    job.phases = phases_;
+    job.cells = cells_;
+    job.count = width;
+    for (std::int64_t d = band.depth.begin; d < band.depth.end; ++d) {
+      memory.slices = slices_[d];
+      for (BlockSlice& slice : memory.slices)
+        slice.from = (slice.from - band.slices.begin) * band.sources.size() * line_;
+      job.from = source + lead_ - band.sources.begin * line_;
+      job.slices = memory.slices.data();
+      job.slice_count = std::ssize(memory.slices);
+      E* const slice = output + d * problem_.output_strides[2];
+      if constexpr (std::is_same_v<E, T>) {
+        if (!past_caches || has_whole_lines(slice)) {
+          job.past_caches = past_caches;
+          run_rows(job, band.height, slice, problem_.output_strides[3]);
+          continue;
+        }
+      }
+      const std::int64_t most = std::max<std::int64_t>(kMostTogether / width, 1);
+      T* const results = memory.results.get(most * width + kLine);
+      for (std::int64_t row = band.height.begin; row < band.height.end; row += most) {
+        const Range rows{row, std::min(row + most, band.height.end)};
+        E* const to = slice + row * problem_.output_strides[3];
+        // As far from a cache line as they will be in the tensor.
+        T* const from = results + from_line(to);
+        run_rows(job, rows, from - row * width, width);
+        const DepthwiseRowOps<E, T>& ops = depthwise_row_ops<E, T>();
+        if (problem_.output_strides[3] == width) {
+          ops.put_row(from, to, rows.size() * width, past_caches);
+          continue;
+        }
+        for (std::int64_t r = 0; r < rows.size(); ++r) {
+          ops.put_row(from + r * width, to + r * problem_.output_strides[3], width, false);
+        }
+      }
+    }
+  }
+
+  // Row r of the slice is at slice + r row_step.
+  void run_rows(WeighBlock<T>& job, Range rows, T* slice, std::int64_t row_step) const {
+    for (const RowPhase& phase : row_phases_) {
+      const Range cells = cells_of(phase.lattice, rows);
+      if (cells.size() <= 0) continue;
+      job.first_row = cells.begin;
+      job.last_row = cells.end;
+      job.lowest = phase.lowest;
+      job.highest = phase.highest;
+      job.tap_rows = phase.tap_rows.data();
+      job.to = slice + phase.lattice.first * row_step;
+      job.to_step = phase.lattice.step * row_step;
+      depthwise_block_ops<T>().weigh_block(job);
+    }
+  }
+
+  static constexpr std::int64_t kFewestRows = 8;
+  static constexpr std::int64_t kLine = 64 / sizeof(T);
+  static std::int64_t from_line(const E* place) {
+    return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(place) / sizeof(E)) % kLine;
+  }
+  bool has_whole_lines(const E* slice) const {
+    return from_line(slice) == 0 && problem_.output_strides[3] % kLine == 0 &&
+           problem_.axes[2].output() % (phases_ * kLine) == 0;
+  }
+
+  Problem problem_;
+  std::int64_t phases_ = 1;  // along the row
+  std::int64_t cells_ = 0;
+  std::int64_t lead_ = 0;  // zeros before a copied row
+  std::int64_t line_ = 0;  // from one to the next
+  std::int64_t most_lines_ = 1;
+  std::vector<BlockStep> steps_;
+  int pattern_ = -1;
+  std::vector<std::int64_t> taps_;  // [step][phase]; -1: none
+  std::vector<RowPhase> row_phases_;
+  std::vector<std::vector<BlockSlice>> slices_;  // of a depth of the output: `from` is that of the input
+  std::vector<Band> bands_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Kernel> make_depthwise_blocks(const Problem& problem, const AxisMaps& maps) {
+  constexpr std::int64_t kMostCells = 2048;  // of a row
+  if (problem.axes[1].output() < 2 || ceil_div(problem.axes[2].output(), std::ssize(maps[2].targets)) > kMostCells ||
+      problem.axes[2].input > 2 * kMostCells) {
+    return nullptr;
+  }
+  return with_types(problem.dtype,
+                    [&]<typename E, typename T> {
+                      Proposal proposal;
+                      proposal.kernel = std::make_shared<DepthwiseBlocks<E, T>>(problem, maps);
+                      return proposal;
+                    })
+      .kernel;
+}
+
+}  // namespace tconv::cpu
