@@ -107,6 +107,19 @@ class DepthwiseBlocks final : public Kernel {
     });
   }
 
+  // Whether several phases along the row have steps that are known when the code is built; otherwise what rows share is
+  // less than what it takes to find it out.
+  bool pays() const {
+    const auto is_known = [this](const RowPhase& phase) {
+      const auto& taps = phase.tap_rows;
+      return !taps.empty() && std::ssize(taps) <= most_tap_rows(static_cast<int>(phases_)) &&
+             std::ranges::all_of(taps, [](std::int64_t place) { return place >= 0; });
+    };
+    const auto shares = [](const RowPhase& phase) { return phase.tap_rows.size() > 1; };
+    return phases_ == 1 || (pattern_ >= 0 && std::ranges::all_of(row_phases_, is_known) &&
+                            (phases_ == 2 || std::ranges::any_of(row_phases_, shares)));
+  }
+
   std::string describe() const override {
     return std::to_string(row_phases_.size()) + " x " + std::to_string(phases_) + " phases, " +
            std::to_string(bands_.size()) + " bands, vectors along rows, several at a time, " + target_name();
@@ -143,7 +156,7 @@ class DepthwiseBlocks final : public Kernel {
   std::int64_t output_elements() const {
     return problem_.axes[0].output() * problem_.axes[1].output() * problem_.axes[2].output();
   }
-  std::int64_t row_weights() const { return std::ssize(steps_) * phases_; }
+  std::int64_t row_weights() const { return std::ssize(kernel_taps_); }
 
   // What the phases of a row read of one row of the input, from right to left: as the taps of each phase do.
   void find_steps(const AxisMap& map) {
@@ -154,18 +167,18 @@ class DepthwiseBlocks final : public Kernel {
       }
     }
     for (const auto& [offset, taps] : by_offset) {
-      BlockStep step{offset, 0};
-      for (std::int64_t p = 0; p < phases_; ++p) step.phases |= taps[p] < 0 ? 0U : 1U << static_cast<unsigned>(p);
-      steps_.push_back(step);
-      taps_.insert(taps_.end(), taps.begin(), taps.end());
+      step_offsets_.push_back(offset);
+      kernel_taps_.insert(kernel_taps_.end(), taps.begin(), taps.end());
     }
+    const auto has = [&](std::int64_t step, std::int64_t p) { return kernel_taps_[step * phases_ + p] >= 0; };
+    const auto steps = std::ssize(step_offsets_);
     for (int i = 0; i < static_cast<int>(kBlockPatterns.size()); ++i) {
       const BlockPattern& pattern = kBlockPatterns[i];
-      const auto is_alike = [&](const BlockStep& step, unsigned reads) { return step.phases == reads; };
-      if (pattern.phases == phases_ && pattern.steps == std::ssize(steps_) &&
-          std::equal(steps_.begin(), steps_.end(), pattern.reads.begin(), is_alike)) {
-        pattern_ = i;
+      bool is_alike = pattern.phases == phases_ && pattern.steps == steps;
+      for (int s = 0; is_alike && s < pattern.steps; ++s) {
+        for (int p = 0; p < pattern.phases; ++p) is_alike = is_alike && has(s, p) == pattern.has(s, p);
       }
+      if (is_alike) pattern_ = i;
     }
   }
 
@@ -242,7 +255,7 @@ class DepthwiseBlocks final : public Kernel {
     for (std::int64_t d = 0; d < depth.kernel; ++d) {
       for (std::int64_t h = 0; h < height.kernel; ++h) {
         element_ops<E, T>().load(weight + d * strides[2] + h * strides[3], strides[4], row, 1, width.kernel);
-        for (const std::int64_t tap : taps_) *to++ = tap < 0 ? T{0} : row[tap];
+        for (const std::int64_t tap : kernel_taps_) *to++ = tap < 0 ? T{0} : row[tap];
       }
     }
     return weights;
@@ -271,8 +284,8 @@ class DepthwiseBlocks final : public Kernel {
     job.from_step = line_;
     job.first_source = band.sources.begin;
     job.last_source = band.sources.end;
-    job.steps = steps_.data();
-    job.step_count = std::ssize(steps_);
+    job.step_offsets = step_offsets_.data();
+    job.steps = std::ssize(step_offsets_);
     job.pattern = pattern_;
     job.phases = phases_;
     job.cells = cells_;
@@ -344,9 +357,9 @@ class DepthwiseBlocks final : public Kernel {
   std::int64_t lead_ = 0;  // zeros before a copied row
   std::int64_t line_ = 0;  // from one to the next
   std::int64_t most_lines_ = 1;
-  std::vector<BlockStep> steps_;
+  std::vector<std::int64_t> step_offsets_;  // what phases read along a row, from right to left
+  std::vector<std::int64_t> kernel_taps_;   // [step][phase]: tap of the kernel; -1: none
   int pattern_ = -1;
-  std::vector<std::int64_t> taps_;  // [step][phase]; -1: none
   std::vector<RowPhase> row_phases_;
   std::vector<std::vector<BlockSlice>> slices_;  // of a depth of the output: `from` is that of the input
   std::vector<Band> bands_;
@@ -362,8 +375,9 @@ std::shared_ptr<const Kernel> make_depthwise_blocks(const Problem& problem, cons
   }
   return with_types(problem.dtype,
                     [&]<typename E, typename T> {
+                      const auto kernel = std::make_shared<DepthwiseBlocks<E, T>>(problem, maps);
                       Proposal proposal;
-                      proposal.kernel = std::make_shared<DepthwiseBlocks<E, T>>(problem, maps);
+                      if (kernel->pays()) proposal.kernel = kernel;
                       return proposal;
                     })
       .kernel;

@@ -21,9 +21,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr bool kManyRegisters = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64;
 constexpr int kSums = kManyRegisters ? 16 : 8;  // in registers
 
-// Vectors of cells and rows of a block of so many phases.
-constexpr int most_vectors(int phases) { return std::max((kManyRegisters ? 4 : 2) / phases, 1); }
-constexpr int most_rows(int phases, int vectors) { return std::clamp(kSums / (phases * vectors), 1, 8); }
+constexpr int kMostVectors = kManyRegisters ? 4 : 2;
+constexpr int most_rows(int vectors) { return std::clamp(kSums / vectors, 1, 8); }
 
 // The sums of some rows, each from cell j on.
 template <int kPhases, int kVectors, int kRows, typename T, class V>
@@ -54,26 +53,22 @@ HWY_INLINE void put_rows(const WeighBlock<T>& job, std::int64_t row, std::int64_
   }
 }
 
-// kRows rows from `row` on, kVectors vectors of cells from cell j on.
-template <int kPhases, int kVectors, int kRows, typename T>
+// kRows rows of one phase from `row` on, kVectors vectors of cells from cell j on.
+template <int kVectors, int kRows, typename T>
 HWY_INLINE void weigh_rows(const WeighBlock<T>& job, std::int64_t row, std::int64_t j) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<hn::ScalableTag<T>>;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  V sums[kRows][kVectors][kPhases];
+  V sums[kRows][kVectors][1];
   const V bias = hn::Set(tag, job.bias);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-#pragma GCC unroll 4
-      for (int p = 0; p < kPhases; ++p) sums[r][v][p] = bias;
-    }
+    for (int v = 0; v < kVectors; ++v) sums[r][v][0] = bias;
   }
   const std::int64_t rows = std::min<std::int64_t>(job.last_row - row, kRows);
   const std::int64_t begin = std::max(job.first_source, row + job.lowest);
   const std::int64_t end = std::min(job.last_source, row + rows + job.highest);
-  const BlockStep* const last_step = job.steps + job.step_count;
   for (std::int64_t s = 0; s < job.slice_count; ++s) {
     const BlockSlice& slice = job.slices[s];
     for (std::int64_t y = begin; y < end; ++y) {
@@ -89,25 +84,20 @@ HWY_INLINE void weigh_rows(const WeighBlock<T>& job, std::int64_t row, std::int6
       }
       if (!any) continue;
       const T* const from = job.from + slice.from + y * job.from_step + j;
-      std::int64_t place = 0;
-      for (const BlockStep* step = job.steps; step != last_step; ++step, place += kPhases) {
+      for (std::int64_t step = 0; step < job.steps; ++step) {
         V cells[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          cells[v] = hn::LoadU(tag, from + step->offset + v * kLanes);
+          cells[v] = hn::LoadU(tag, from + job.step_offsets[step] + v * kLanes);
           keep_in_register(cells[v]);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           if (weights[r] == nullptr) continue;
+          V weight = hn::Set(tag, weights[r][step]);
+          if constexpr (kVectors > 1) keep_in_register(weight);
 #pragma GCC unroll 4
-          for (int p = 0; p < kPhases; ++p) {
-            if (kPhases > 1 && (step->phases >> p & 1U) == 0) continue;
-            V weight = hn::Set(tag, weights[r][place + p]);
-            if constexpr (kVectors > 1) keep_in_register(weight);
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v][p] = hn::MulAdd(cells[v], weight, sums[r][v][p]);
-          }
+          for (int v = 0; v < kVectors; ++v) sums[r][v][0] = hn::MulAdd(cells[v], weight, sums[r][v][0]);
         }
       }
     }
@@ -115,80 +105,7 @@ HWY_INLINE void weigh_rows(const WeighBlock<T>& job, std::int64_t row, std::int6
   put_rows(job, row, j, rows, sums);
 }
 
-// The same of all rows from `row` to `last_row` where rows of the source at kTapRows distances have weights and the
-// steps are known, kRows at a time: all weights of a slice are in registers.
-template <BlockPattern kPattern, int kTapRows, int kVectors, int kRows, typename T>
-void weigh_few(const WeighBlock<T>& shared, std::int64_t row, std::int64_t last_row, std::int64_t j) {
-  const WeighBlock<T> job = shared;  // which no store can change
-  const hn::ScalableTag<T> tag;
-  using V = hn::Vec<hn::ScalableTag<T>>;
-  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  constexpr int kPhases = kPattern.phases;
-  const V bias = hn::Set(tag, job.bias);
-  std::int64_t offsets[kPattern.steps];
-#pragma GCC unroll 4
-  for (int step = 0; step < kPattern.steps; ++step) offsets[step] = job.steps[step].offset + j;
-  V weights[kTapRows][kPattern.steps][kPhases];
-  for (bool loaded = false; row < last_row; row += kRows) {
-    V sums[kRows][kVectors][kPhases];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-#pragma GCC unroll 4
-        for (int p = 0; p < kPhases; ++p) sums[r][v][p] = bias;
-      }
-    }
-    const std::int64_t rows = std::min<std::int64_t>(last_row - row, kRows);
-    const std::int64_t first = row + job.lowest;
-    const std::int64_t begin = job.first_source - first;
-    const std::int64_t end = std::min(job.last_source - first, rows + kTapRows - 1);
-    for (std::int64_t s = 0; s < job.slice_count; ++s) {
-      const BlockSlice& slice = job.slices[s];
-      if (!loaded || job.slice_count > 1) {
-#pragma GCC unroll 4
-        for (int d = 0; d < kTapRows; ++d) {
-          const T* const of_row = job.weights + slice.place + job.tap_rows[d];
-#pragma GCC unroll 4
-          for (int step = 0; step < kPattern.steps; ++step) {
-#pragma GCC unroll 4
-            for (int p = 0; p < kPhases; ++p) {
-              if (!kPattern.has(step, p)) continue;
-              weights[d][step][p] = hn::Set(tag, of_row[step * kPhases + p]);
-              keep_in_register(weights[d][step][p]);
-            }
-          }
-        }
-        loaded = true;
-      }
-      const T* from = job.from + slice.from + first * job.from_step;
-#pragma GCC unroll 16
-      for (int y = 0; y < kRows + kTapRows - 1; ++y, from += job.from_step) {
-        if (y < begin || y >= end) continue;
-#pragma GCC unroll 4
-        for (int step = 0; step < kPattern.steps; ++step) {
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) {
-            V cells = hn::LoadU(tag, from + offsets[step] + v * kLanes);
-            keep_in_register(cells);
-#pragma GCC unroll 4
-            for (int d = 0; d < kTapRows; ++d) {
-              if (y - d < 0 || y - d >= kRows) continue;
-#pragma GCC unroll 4
-              for (int p = 0; p < kPhases; ++p) {
-                if (!kPattern.has(step, p)) continue;
-                sums[y - d][v][p] = hn::MulAdd(cells, weights[d][step][p], sums[y - d][v][p]);
-              }
-            }
-          }
-        }
-      }
-    }
-    put_rows(job, row, j, rows, sums);
-  }
-}
-
-// kMost vectors at a time, or as even as may be.
+// Calls weigh(j, vectors) for groups of up to kMost vectors of cells, as even as may be.
 template <int kMost, typename T, typename Weigh>
 HWY_INLINE void for_each_group(const WeighBlock<T>& job, const Weigh& weigh) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
@@ -200,80 +117,171 @@ HWY_INLINE void for_each_group(const WeighBlock<T>& job, const Weigh& weigh) {
   }
 }
 
-// Column after column of a few rows: results of many come in an order that memory dislikes.
-template <BlockPattern kPattern, int kTapRows, typename T>
-void weigh_few_taps(const WeighBlock<T>& job) {
-  constexpr int kPhases = kPattern.phases;
-  constexpr int kMost = kManyRegisters && kPhases == 1 ? 2 : 1;
-  constexpr int kRows = std::max(kSums / 2 / (kPhases * kMost), 1);
+template <int kVectors, int kRows, typename T>
+void weigh_block_of_rows(const WeighBlock<T>& shared, std::int64_t row, std::int64_t j) {
+  const WeighBlock<T> job = shared;  // which no store can change
+  weigh_rows<kVectors, kRows>(job, row, j);
+}
+
+// Rows of one group of vectors.
+template <int kVectors, typename T>
+void weigh_column(const WeighBlock<T>& shared) {
+  const WeighBlock<T> job = shared;
+  constexpr int kRows = most_rows(kVectors);
+  for (std::int64_t row = job.first_row; row < job.last_row; row += kRows) weigh_rows<kVectors, kRows>(job, row, 0);
+}
+
+template <typename T>
+void weigh_any(const WeighBlock<T>& job) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  const std::int64_t most = job.cells <= 4 * kLanes ? job.last_row - job.first_row : 4 * kRows;
-  for (std::int64_t row = job.first_row; row < job.last_row; row += most) {
-    const std::int64_t last = std::min(row + most, job.last_row);
-    for_each_group<kMost>(job, [&](std::int64_t j, std::int64_t vectors) {
-      vectors == 1 ? weigh_few<kPattern, kTapRows, 1, kRows>(job, row, last, j)
-                   : weigh_few<kPattern, kTapRows, kMost, kRows>(job, row, last, j);
+  constexpr int kThree = std::min(3, kMostVectors);
+  switch ((job.cells + kLanes - 1) / kLanes) {
+    case 1: return weigh_column<1>(job);
+    case 2: return weigh_column<2>(job);
+    case 3:
+      if constexpr (kMostVectors > 2) return weigh_column<kThree>(job);
+      break;
+    case 4:
+      if constexpr (kMostVectors > 2) return weigh_column<kMostVectors>(job);
+      break;
+    default: break;
+  }
+  constexpr int kRows = most_rows(kMostVectors);
+  for (std::int64_t row = job.first_row; row < job.last_row; row += kRows) {
+    for_each_group<kMostVectors>(job, [&](std::int64_t j, std::int64_t vectors) {
+      switch (vectors) {
+        case 1: return weigh_block_of_rows<1, kRows>(job, row, j);
+        case 2: return weigh_block_of_rows<2, kRows>(job, row, j);
+        case 3: return weigh_block_of_rows<kThree, kRows>(job, row, j);
+        default: return weigh_block_of_rows<kMostVectors, kRows>(job, row, j);
+      }
     });
   }
 }
 
-template <int kPattern, typename T>
-bool weigh_pattern(const WeighBlock<T>& job, std::int64_t tap_rows) {
-  constexpr BlockPattern kThis = kBlockPatterns[kPattern];
-  switch (tap_rows) {
-    case 1: return weigh_few_taps<kThis, 1>(job), true;
-    case 2: return weigh_few_taps<kThis, 2>(job), true;
-    case 3:
-      if constexpr (kThis.phases <= 2) return weigh_few_taps<kThis, 3>(job), true;
-      return false;
-    default: return false;
+// The weights of kTapRows rows of a slice.
+template <BlockPattern kPattern, int kTapRows, typename T>
+struct FewWeights {
+  hn::Vec<hn::ScalableTag<T>> of[kTapRows][kPattern.steps][kPattern.phases];
+
+  HWY_INLINE void load(const WeighBlock<T>& job, const BlockSlice& slice) {
+    const hn::ScalableTag<T> tag;
+#pragma GCC unroll 4
+    for (int d = 0; d < kTapRows; ++d) {
+      const T* const of_row = job.weights + slice.place + job.tap_rows[d];
+#pragma GCC unroll 4
+      for (int step = 0; step < kPattern.steps; ++step) {
+#pragma GCC unroll 4
+        for (int p = 0; p < kPattern.phases; ++p) {
+          if (!kPattern.has(step, p)) continue;
+          of[d][step][p] = hn::Set(tag, of_row[step * kPattern.phases + p]);
+          keep_in_register(of[d][step][p]);
+        }
+      }
+    }
+  }
+};
+
+// The same where rows of the source at kTapRows distances have weights and the steps are known: all weights of a slice
+// are in registers, and stay there for the next rows and cells where there is one slice.
+template <BlockPattern kPattern, int kTapRows, int kVectors, int kRows, typename T>
+HWY_INLINE void weigh_few(const WeighBlock<T>& job, const std::int64_t (&offsets)[kPattern.steps],
+                          FewWeights<kPattern, kTapRows, T>& weights, std::int64_t row, std::int64_t j) {
+  const hn::ScalableTag<T> tag;
+  using V = hn::Vec<hn::ScalableTag<T>>;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr int kPhases = kPattern.phases;
+  const V bias = hn::Set(tag, job.bias);
+  V sums[kRows][kVectors][kPhases];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+      for (int p = 0; p < kPhases; ++p) sums[r][v][p] = bias;
+    }
+  }
+  const std::int64_t rows = std::min<std::int64_t>(job.last_row - row, kRows);
+  const std::int64_t first = row + job.lowest;
+  const std::int64_t begin = job.first_source - first;
+  const std::int64_t end = std::min(job.last_source - first, rows + kTapRows - 1);
+  for (std::int64_t s = 0; s < job.slice_count; ++s) {
+    const BlockSlice& slice = job.slices[s];
+    if (job.slice_count > 1) weights.load(job, slice);
+    const T* from = job.from + slice.from + first * job.from_step + j;
+#pragma GCC unroll 16
+    for (int y = 0; y < kRows + kTapRows - 1; ++y, from += job.from_step) {
+      if (y < begin || y >= end) continue;
+#pragma GCC unroll 4
+      for (int step = 0; step < kPattern.steps; ++step) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          V cells = hn::LoadU(tag, from + offsets[step] + v * kLanes);
+          keep_in_register(cells);
+#pragma GCC unroll 4
+          for (int d = 0; d < kTapRows; ++d) {
+            if (y - d < 0 || y - d >= kRows) continue;
+#pragma GCC unroll 4
+            for (int p = 0; p < kPhases; ++p) {
+              if (!kPattern.has(step, p)) continue;
+              sums[y - d][v][p] = hn::MulAdd(cells, weights.of[d][step][p], sums[y - d][v][p]);
+            }
+          }
+        }
+      }
+    }
+  }
+  put_rows(job, row, j, rows, sums);
+}
+
+template <BlockPattern kPattern, int kTapRows, typename T>
+void weigh_few_taps(const WeighBlock<T>& shared) {
+  const WeighBlock<T> job = shared;  // which no store can change
+  constexpr int kPhases = kPattern.phases;
+  constexpr int kMost = kManyRegisters && kPhases == 1 ? 2 : 1;
+  // Rows share nothing with one row of weights: then each is best written as a whole.
+  constexpr int kRows = kTapRows == 1 ? 1 : std::max(kSums / 2 / (kPhases * kMost), 1);
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  std::int64_t offsets[kPattern.steps];
+#pragma GCC unroll 4
+  for (int step = 0; step < kPattern.steps; ++step) offsets[step] = job.step_offsets[step];
+  FewWeights<kPattern, kTapRows, T> weights;
+  if (job.slice_count == 1) weights.load(job, job.slices[0]);
+  for (std::int64_t row = job.first_row; row < job.last_row; row += kRows) {
+    std::int64_t j = 0;
+    for (; j + (kMost - 1) * kLanes < job.cells; j += kMost * kLanes) {
+      weigh_few<kPattern, kTapRows, kMost, kRows>(job, offsets, weights, row, j);
+    }
+    if constexpr (kMost > 1) {
+      if (j < job.cells) weigh_few<kPattern, kTapRows, 1, kRows>(job, offsets, weights, row, j);
+    }
   }
 }
 
 template <int kPattern = 0, typename T>
 bool weigh_few_taps(const WeighBlock<T>& job) {
-  if constexpr (kPattern < kBlockPatterns.size()) {
+  if constexpr (kPattern < static_cast<int>(kBlockPatterns.size())) {
     if (job.pattern != kPattern) return weigh_few_taps<kPattern + 1>(job);
     const std::int64_t tap_rows = job.highest - job.lowest + 1;
     for (std::int64_t d = 0; d < tap_rows; ++d) {
       if (job.tap_rows[d] < 0) return false;
     }
-    return weigh_pattern<kPattern>(job, tap_rows);
+    constexpr BlockPattern kThis = kBlockPatterns[kPattern];
+    switch (tap_rows) {
+      case 1: return weigh_few_taps<kThis, 1>(job), true;
+      case 2: return weigh_few_taps<kThis, 2>(job), true;
+      case 3:
+        if constexpr (most_tap_rows(kThis.phases) >= 3) return weigh_few_taps<kThis, 3>(job), true;
+        return false;
+      default: return false;
+    }
   }
   return false;
 }
 
-template <int kPhases, int kVectors, typename T>
-void weigh_columns(const WeighBlock<T>& shared, std::int64_t j) {
-  const WeighBlock<T> job = shared;  // which no store can change
-  constexpr int kRows = most_rows(kPhases, kVectors);
-  for (std::int64_t row = job.first_row; row < job.last_row; row += kRows) {
-    weigh_rows<kPhases, kVectors, kRows>(job, row, j);
-  }
-}
-
-template <int kPhases, typename T>
-void weigh_phases(const WeighBlock<T>& job) {
-  constexpr int kMost = most_vectors(kPhases);
-  for_each_group<kMost>(job, [&](std::int64_t j, std::int64_t vectors) HWY_ATTR {
-    switch (vectors) {
-      case 1: return weigh_columns<kPhases, 1>(job, j);
-      case 2: return weigh_columns<kPhases, std::min(2, kMost)>(job, j);
-      case 3: return weigh_columns<kPhases, std::min(3, kMost)>(job, j);
-      default: return weigh_columns<kPhases, std::min(4, kMost)>(job, j);
-    }
-  });
-}
-
 template <typename T>
 void weigh_block(const WeighBlock<T>& job) {
-  if (weigh_few_taps(job)) return;
-  switch (job.phases) {
-    case 1: return weigh_phases<1>(job);
-    case 2: return weigh_phases<2>(job);
-    case 3: return weigh_phases<3>(job);
-    default: return weigh_phases<4>(job);
-  }
+  if (!weigh_few_taps(job)) weigh_any(job);
 }
 
 const DepthwiseBlockOps<float>& float_blocks() {

@@ -10,14 +10,8 @@
 
 namespace tconv::cpu {
 
-// A place along a row that some phases read: `phases` has their bits.
-struct BlockStep {
-  std::int64_t offset = 0;  // from a cell to what is read
-  unsigned phases = 0;
-};
-
-// Steps of a row that are known when the code is built: those of kernels of one to three taps a phase, with the
-// paddings that they mostly have.
+// Places along a row that phases read, from right to left, and which do: what is known when the code is built. Those of
+// kernels of one to three taps a phase, with the paddings that they mostly have.
 struct BlockPattern {
   int phases = 1;
   int steps = 0;
@@ -39,7 +33,8 @@ inline constexpr std::array<BlockPattern, 14> kBlockPatterns = {{{1, 1, {1}},
                                                                  {3, 3, {6, 7, 1}},
                                                                  {4, 1, {15}},
                                                                  {4, 3, {12, 15, 3}}}};
-inline constexpr int kMostTapRows = 3;  // of such steps
+// Rows of the source whose weights stay in registers with such steps.
+constexpr int most_tap_rows(int phases) { return phases <= 2 ? 3 : 2; }
 
 // A slice of the source, and its weights, that reach the rows of a block.
 struct BlockSlice {
@@ -48,10 +43,12 @@ struct BlockSlice {
 };
 
 // Rows of the output of which each is computed from the next row of the source:
-//   to[r to_step + j phases + p] = bias + sum over slices, rows y of the source and steps of
-//     from[slice.from + y from_step + step.offset + j] weights[slice.place + tap_rows[y - r - lowest] + s phases + p],
+//   to[r to_step + j phases + p] = bias + sum over slices, rows y of the source and steps s that phase p reads of
+//     from[slice.from + y from_step + step_offsets[s] + j] weights[slice.place + tap_rows[y - r - lowest] + s phases +
+//     p],
 // where y is a row that exists, first_source <= y < last_source, at a distance y - r that has weights: from `lowest` to
-// `highest`, with tap_rows >= 0. Reads whole vectors of cells, and writes `count` elements of a row.
+// `highest`, with tap_rows >= 0. Several phases have one of kBlockPatterns, and weights at every distance. Reads whole
+// vectors of cells, and writes `count` elements of a row.
 template <typename T>
 struct WeighBlock {
   const T* from = nullptr;
@@ -63,9 +60,9 @@ struct WeighBlock {
   std::int64_t lowest = 0;
   std::int64_t highest = -1;
   const std::int64_t* tap_rows = nullptr;
-  const BlockStep* steps = nullptr;
-  std::int64_t step_count = 0;
-  int pattern = -1;  // of kBlockPatterns: that of the steps
+  const std::int64_t* step_offsets = nullptr;
+  std::int64_t steps = 0;
+  int pattern = -1;  // of kBlockPatterns; -1: another, of one phase
   const T* weights = nullptr;
   std::int64_t phases = 1;
   std::int64_t first_row = 0;

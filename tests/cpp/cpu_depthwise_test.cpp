@@ -129,6 +129,44 @@ Problem random_rows(Random& random) {
   return problem;
 }
 
+// Forward of images in either layout whose kernels are longer than what registers hold, or whole multiples of their
+// strides, or dilated.
+Problem random_images(Random& random) {
+  Problem problem;
+  do {
+    problem = Problem{};
+    problem.rank = chance(random, 0.8) ? 2 : 3;
+    problem.dtype = chance(random, 0.7) ? DType::f32 : static_cast<DType>(uniform(random, 0, 3));
+    problem.bias = chance(random, 0.5);
+    problem.batch = uniform(random, 1, 3);
+    problem.groups = problem.in_channels = problem.out_channels = uniform(random, 1, 70);
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+      Axis& axis = problem.axes[a];
+      axis.input = uniform(random, 1, problem.rank == 3 ? 7 : 12);
+      axis.stride = uniform(random, 1, 4);
+      axis.kernel = problem.rank == 2 && chance(random, 0.4)
+                        ? uniform(random, 5, 20)
+                        : axis.stride * uniform(random, 1, 3) + uniform(random, 0, 1);
+      axis.dilation = chance(random, 0.8) ? 1 : uniform(random, 2, 3);
+      const std::int64_t extent = axis.dilation * (axis.kernel - 1) + 1;
+      axis.pad_begin =
+          chance(random, 0.6) ? std::max<std::int64_t>(extent - axis.stride, 0) / 2 : uniform(random, 0, extent + 1);
+      axis.pad_end = chance(random, 0.6) ? axis.pad_begin : uniform(random, 0, extent + 1);
+      axis.output_padding = chance(random, 0.7) ? 0 : uniform(random, 0, std::max(axis.stride, axis.dilation) - 1);
+    }
+    if (problem.rank == 2) problem.axes[2].input += chance(random, 0.5) ? 0 : uniform(random, 10, 90);
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  const bool last = chance(random, 0.5);
+  const auto strides_of = [&](Sizes sizes) {
+    if (chance(random, 0.3)) sizes[uniform(random, 1, 4)] += 3;
+    return last ? channels_last_strides(sizes) : contiguous_strides(sizes);
+  };
+  problem.input_strides = strides_of(problem.input_sizes());
+  problem.output_strides = strides_of(problem.output_sizes());
+  problem.weight_strides = random_strides(random, problem.weight_sizes(), true);
+  return problem;
+}
+
 // The other gradient of a layer, in its own layout.
 Problem other_gradient(Problem problem, Random& random) {
   const bool of_input = problem.direction == Direction::grad_weight;
@@ -256,6 +294,63 @@ TEST(Depthwise, Rows) {
   test::check_every_target(random, test::cases(40), 4, random_rows, check);
 }
 
+TEST(Depthwise, Images) {
+  Random random(50);
+  test::check_random_problems(random, test::cases(500), 3, random_images, check);
+  test::check_every_target(random, test::cases(60), 4, random_images, check);
+}
+
+TEST(Depthwise, ImagesPastTheCaches) {
+  Random random(51);
+  for (int i = 0; i < test::cases(40); ++i) {
+    const Problem problem = random_images(random);
+    try {
+      plan(problem, {}, "depthwise");
+    } catch (const Error&) {
+      continue;
+    }
+    expect_past_caches_is_the_same(problem, "depthwise", uniform(random, 0, 17), random);
+  }
+}
+
+// What lies around the rows that are read, and taps that do not reach an output, are nothing to it.
+TEST(Depthwise, ImagesKeepInfinitiesToTheirReaders) {
+  Random random(52);
+  for (int i = 0; i < test::cases(60); ++i) {
+    Problem problem = random_images(random);
+    problem.dtype = DType::f32;
+    problem.batch = 1;
+    problem.in_channels = problem.out_channels = problem.groups = uniform(random, 8, 40);
+    problem.input_strides = channels_last_strides(problem.input_sizes());
+    problem.output_strides = channels_last_strides(problem.output_sizes());
+    problem.weight_strides = contiguous_strides(problem.weight_sizes());
+    std::shared_ptr<const Plan> chosen;
+    try {
+      chosen = plan(problem, {}, "depthwise");
+    } catch (const Error&) {
+      continue;
+    }
+    Tensors tensors(problem, random);
+    auto* const input = reinterpret_cast<float*>(tensors.input.bytes.data());
+    auto* const weight = reinterpret_cast<float*>(tensors.weight.bytes.data());
+    const auto inputs = static_cast<std::int64_t>(tensors.input.bytes.size() / sizeof(float));
+    const auto weights = static_cast<std::int64_t>(tensors.weight.bytes.size() / sizeof(float));
+    input[uniform(random, 0, static_cast<int>(inputs) - 1)] = std::numeric_limits<float>::infinity();
+    weight[uniform(random, 0, static_cast<int>(weights) - 1)] = std::numeric_limits<float>::infinity();
+    const auto is_finite = [&](const std::string& family) {
+      tensors.output.poison();
+      run_with_workspace(*plan(problem, {}, family), tensors.buffers());
+      std::vector<bool> finite;
+      const auto* const output = reinterpret_cast<const float*>(tensors.output.bytes.data());
+      for (std::size_t j = 0; j < tensors.output.bytes.size() / sizeof(float); ++j) {
+        finite.push_back(std::isfinite(output[j]));
+      }
+      return finite;
+    };
+    EXPECT_EQ(is_finite("reference"), is_finite("depthwise")) << to_string(problem);
+  }
+}
+
 TEST(Depthwise, RowsPastTheCaches) {
   Random random(45);
   for (int i = 0; i < test::cases(40); ++i) {
@@ -305,10 +400,13 @@ TEST(Depthwise, ThreadsChangeNothing) {
     if (direction != Direction::grad_weight) expect_sample_alone_is_the_same(layer, "depthwise", 2, random);
   }
   for (const Direction direction : kDirections) {
-    Problem rows = image_layer(direction, 3);
-    set_contiguous(rows);
-    expect_threads_change_nothing(rows, "depthwise", random);
-    if (direction != Direction::grad_weight) expect_sample_alone_is_the_same(rows, "depthwise", 2, random);
+    for (const std::int64_t stride : {2, 1}) {
+      Problem rows = image_layer(direction, 3);
+      for (Axis& axis : rows.axes) axis.stride = std::min(axis.stride, stride);
+      set_contiguous(rows);
+      expect_threads_change_nothing(rows, "depthwise", random);
+      if (direction != Direction::grad_weight) expect_sample_alone_is_the_same(rows, "depthwise", 2, random);
+    }
   }
 }
 
