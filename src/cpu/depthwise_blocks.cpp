@@ -7,6 +7,7 @@
 #include <hwy/cache_control.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <type_traits>
@@ -29,6 +30,8 @@ constexpr std::int64_t kMostSource = std::int64_t{1} << 13;    // elements of th
 constexpr std::int64_t kMostTogether = std::int64_t{1} << 12;  // elements of rows that are stored at a time
 constexpr std::int64_t kTaskElements = std::int64_t{1} << 17;
 constexpr std::int64_t kFewestTasks = 64;
+
+std::atomic<std::int64_t> next_id{0};  // of kernels: their addresses come back
 
 template <typename E, typename T>
 class DepthwiseBlocks final : public Kernel {
@@ -79,12 +82,8 @@ class DepthwiseBlocks final : public Kernel {
         std::max({2 * kMostSource / work, std::min(kTaskElements / work, tasks / kFewestTasks), std::int64_t{1}});
     for_each_task(execution, ceil_div(tasks, together), [&](std::int64_t group) {
       thread_local Memory memory;
-      // What surrounds the rows is the same for all of them.
       T* const source = memory.source.get(most_lines_ * line_);
-      for (T* line = source; line < source + most_lines_ * line_; line += line_) {
-        std::fill(line, line + lead_, T{0});
-        std::fill(line + lead_ + problem_.axes[2].input, line + line_, T{0});
-      }
+      clear_around(source, memory);
       std::int64_t loaded = -1;  // channel whose weights are there
       const T* weights = nullptr;
       for (std::int64_t task = group * together; task < std::min((group + 1) * together, tasks); ++task) {
@@ -112,7 +111,7 @@ class DepthwiseBlocks final : public Kernel {
   bool pays() const {
     const auto is_known = [this](const RowPhase& phase) {
       const auto& taps = phase.tap_rows;
-      return !taps.empty() && std::ssize(taps) <= most_tap_rows(static_cast<int>(phases_)) &&
+      return !taps.empty() && takes_tap_rows(kBlockPatterns[pattern_], std::ssize(taps)) &&
              std::ranges::all_of(taps, [](std::int64_t place) { return place >= 0; });
     };
     const auto shares = [](const RowPhase& phase) { return phase.tap_rows.size() > 1; };
@@ -144,13 +143,14 @@ class DepthwiseBlocks final : public Kernel {
     Range height;
     Range slices;
     Range sources;
+    std::vector<std::vector<BlockSlice>> placed;  // of each slice of the output: where they have been copied
     std::int64_t lines() const { return slices.size() * sources.size(); }
   };
   struct Memory {
     Scratch<T> source;
     Scratch<T> results;
     Scratch<T> weights;
-    std::vector<BlockSlice> slices;
+    std::int64_t cleared_by = -1;  // the kernel whose rows `source` holds
   };
 
   std::int64_t output_elements() const {
@@ -180,6 +180,14 @@ class DepthwiseBlocks final : public Kernel {
       }
       if (is_alike) pattern_ = i;
     }
+  }
+
+  // Whether steps are the taps of the kernel, one by one.
+  bool in_order() const {
+    for (std::int64_t i = 0; i < row_weights(); ++i) {
+      if (kernel_taps_[i] != i) return false;
+    }
+    return row_weights() == problem_.axes[2].kernel;
   }
 
   // Rows of the input that some rows of the output read.
@@ -220,7 +228,7 @@ class DepthwiseBlocks final : public Kernel {
     const std::int64_t depths = problem_.axes[0].output();
     const std::int64_t heights = problem_.axes[1].output();
     const auto band_of = [&](Range depth, Range height) {
-      return Band{depth, height, slices_of(depth), sources_of(height)};
+      return Band{depth, height, slices_of(depth), sources_of(height), {}};
     };
     const auto fits = [&](const Band& band) { return band.lines() * line_ <= kMostSource; };
     for (std::int64_t d = 0; d < depths;) {
@@ -242,13 +250,26 @@ class DepthwiseBlocks final : public Kernel {
       }
       ++d;
     }
-    for (const Band& band : bands_) most_lines_ = std::max(most_lines_, band.lines());
+    for (Band& band : bands_) {
+      most_lines_ = std::max(most_lines_, band.lines());
+      for (std::int64_t d = band.depth.begin; d < band.depth.end; ++d) {
+        band.placed.push_back(slices_[d]);
+        for (BlockSlice& slice : band.placed.back()) {
+          slice.from = (slice.from - band.slices.begin) * band.sources.size() * line_;
+        }
+      }
+    }
   }
 
   // The weights of a channel: [depth][height][step][phase].
   const T* load_weights(const E* weight, Memory& memory) const {
     const auto& [depth, height, width] = problem_.axes;
     const Strides& strides = problem_.weight_strides;
+    if constexpr (std::is_same_v<E, T>) {
+      if (strides[4] == 1 && strides[3] == width.kernel && strides[2] == height.kernel * width.kernel && in_order()) {
+        return weight;
+      }
+    }
     T* const weights = memory.weights.get(depth.kernel * height.kernel * row_weights() + width.kernel);
     T* const row = weights + depth.kernel * height.kernel * row_weights();
     T* to = weights;
@@ -259,6 +280,16 @@ class DepthwiseBlocks final : public Kernel {
       }
     }
     return weights;
+  }
+
+  // What surrounds the rows is the same for all of them, and from one call to the next.
+  void clear_around(T* source, Memory& memory) const {
+    if (memory.cleared_by == id_) return;
+    for (T* line = source; line < source + most_lines_ * line_; line += line_) {
+      std::fill(line, line + lead_, T{0});
+      std::fill(line + lead_ + problem_.axes[2].input, line + line_, T{0});
+    }
+    memory.cleared_by = id_;
   }
 
   void load_source(const E* image, const Band& band, T* source) const {
@@ -291,12 +322,10 @@ class DepthwiseBlocks final : public Kernel {
     job.cells = cells_;
     job.count = width;
     for (std::int64_t d = band.depth.begin; d < band.depth.end; ++d) {
-      memory.slices = slices_[d];
-      for (BlockSlice& slice : memory.slices)
-        slice.from = (slice.from - band.slices.begin) * band.sources.size() * line_;
       job.from = source + lead_ - band.sources.begin * line_;
-      job.slices = memory.slices.data();
-      job.slice_count = std::ssize(memory.slices);
+      const std::vector<BlockSlice>& slices = band.placed[d - band.depth.begin];
+      job.slices = slices.data();
+      job.slice_count = std::ssize(slices);
       E* const slice = output + d * problem_.output_strides[2];
       if constexpr (std::is_same_v<E, T>) {
         if (!past_caches || has_whole_lines(slice)) {
@@ -352,6 +381,7 @@ class DepthwiseBlocks final : public Kernel {
   }
 
   Problem problem_;
+  std::int64_t id_ = next_id++;
   std::int64_t phases_ = 1;  // along the row
   std::int64_t cells_ = 0;
   std::int64_t lead_ = 0;  // zeros before a copied row

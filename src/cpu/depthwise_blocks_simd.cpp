@@ -166,10 +166,10 @@ struct FewWeights {
 
   HWY_INLINE void load(const WeighBlock<T>& job, const BlockSlice& slice) {
     const hn::ScalableTag<T> tag;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int d = 0; d < kTapRows; ++d) {
       const T* const of_row = job.weights + slice.place + job.tap_rows[d];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int step = 0; step < kPattern.steps; ++step) {
 #pragma GCC unroll 4
         for (int p = 0; p < kPattern.phases; ++p) {
@@ -212,13 +212,13 @@ HWY_INLINE void weigh_few(const WeighBlock<T>& job, const std::int64_t (&offsets
 #pragma GCC unroll 16
     for (int y = 0; y < kRows + kTapRows - 1; ++y, from += job.from_step) {
       if (y < begin || y >= end) continue;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int step = 0; step < kPattern.steps; ++step) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           V cells = hn::LoadU(tag, from + offsets[step] + v * kLanes);
           keep_in_register(cells);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int d = 0; d < kTapRows; ++d) {
             if (y - d < 0 || y - d >= kRows) continue;
 #pragma GCC unroll 4
@@ -243,7 +243,7 @@ void weigh_few_taps(const WeighBlock<T>& shared) {
   constexpr int kRows = kTapRows == 1 ? 1 : std::max(kSums / 2 / (kPhases * kMost), 1);
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   std::int64_t offsets[kPattern.steps];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int step = 0; step < kPattern.steps; ++step) offsets[step] = job.step_offsets[step];
   FewWeights<kPattern, kTapRows, T> weights;
   if (job.slice_count == 1) weights.load(job, job.slices[0]);
@@ -263,17 +263,22 @@ bool weigh_few_taps(const WeighBlock<T>& job) {
   if constexpr (kPattern < static_cast<int>(kBlockPatterns.size())) {
     if (job.pattern != kPattern) return weigh_few_taps<kPattern + 1>(job);
     const std::int64_t tap_rows = job.highest - job.lowest + 1;
+    if (tap_rows == 0) return false;
     for (std::int64_t d = 0; d < tap_rows; ++d) {
       if (job.tap_rows[d] < 0) return false;
     }
     constexpr BlockPattern kThis = kBlockPatterns[kPattern];
-    switch (tap_rows) {
-      case 1: return weigh_few_taps<kThis, 1>(job), true;
-      case 2: return weigh_few_taps<kThis, 2>(job), true;
-      case 3:
-        if constexpr (most_tap_rows(kThis.phases) >= 3) return weigh_few_taps<kThis, 3>(job), true;
-        return false;
-      default: return false;
+    if (!takes_tap_rows(kThis, tap_rows)) return false;
+    if constexpr (kThis.steps > 3) {
+      return weigh_few_taps<kThis, kThis.steps>(job), true;
+    } else {
+      switch (tap_rows) {
+        case 1: return weigh_few_taps<kThis, 1>(job), true;
+        case 2: return weigh_few_taps<kThis, 2>(job), true;
+        default:
+          if constexpr (takes_tap_rows(kThis, 3)) weigh_few_taps<kThis, 3>(job);
+          return true;
+      }
     }
   }
   return false;

@@ -11,17 +11,19 @@
 namespace tconv::cpu {
 
 // Places along a row that phases read, from right to left, and which do: what is known when the code is built. Those of
-// kernels of one to three taps a phase, with the paddings that they mostly have.
+// kernels of one to three taps a phase, or five, with the paddings that they mostly have.
 struct BlockPattern {
   int phases = 1;
   int steps = 0;
-  std::array<unsigned, 3> reads{};  // the phases of a step
+  std::array<unsigned, 5> reads{};  // the phases of a step
 
   constexpr bool has(int step, int phase) const { return (reads[step] >> phase & 1) != 0; }
 };
-inline constexpr std::array<BlockPattern, 14> kBlockPatterns = {{{1, 1, {1}},
+inline constexpr std::array<BlockPattern, 16> kBlockPatterns = {{{1, 1, {1}},
                                                                  {1, 2, {1, 1}},
                                                                  {1, 3, {1, 1, 1}},
+                                                                 {1, 4, {1, 1, 1, 1}},
+                                                                 {1, 5, {1, 1, 1, 1, 1}},
                                                                  {2, 1, {3}},
                                                                  {2, 2, {2, 3}},
                                                                  {2, 2, {3, 1}},
@@ -33,8 +35,10 @@ inline constexpr std::array<BlockPattern, 14> kBlockPatterns = {{{1, 1, {1}},
                                                                  {3, 3, {6, 7, 1}},
                                                                  {4, 1, {15}},
                                                                  {4, 3, {12, 15, 3}}}};
-// Rows of the source whose weights stay in registers with such steps.
-constexpr int most_tap_rows(int phases) { return phases <= 2 ? 3 : 2; }
+// Whether so many rows of the source have weights that stay in registers.
+constexpr bool takes_tap_rows(const BlockPattern& pattern, std::int64_t rows) {
+  return pattern.steps > 3 ? rows == pattern.steps : rows <= (pattern.phases <= 2 ? 3 : 2);
+}
 
 // A slice of the source, and its weights, that reach the rows of a block.
 struct BlockSlice {

@@ -88,7 +88,7 @@ HWY_INLINE void weigh_vector(const Part<E, T>& part, std::int64_t position, cons
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kCells; ++i, to += part.piece.to_step) {
-    if (i < cells) store_elements<kAll>(tag, sums[i], to, channels, part.job.past_caches);
+    if (i < cells) store_elements<kAll>(tag, sums[i], to, channels, false);
   }
 }
 
@@ -144,16 +144,29 @@ void weigh_part(const Part<E, T>& part, std::int64_t taps) {
   }
 }
 
+// Sums that wait are stored past the caches, in the order of memory.
+template <typename T>
+HWY_INLINE void stream_cells(const T* sums, std::int64_t vectors, T* to, std::int64_t to_step, std::int64_t cells) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  for (std::int64_t i = 0; i < cells; ++i, to += to_step) {
+    for (std::int64_t v = 0; v < vectors; ++v) {
+      hn::Stream(hn::Load(tag, sums + (v * kCells + i) * kLanes), tag, to + v * kLanes);
+    }
+  }
+}
+
 // Channels from `begin` to `end` of all cells.
 template <typename E, typename T>
 HWY_INLINE void weigh_channels(const WeighRow<E, T>& job, const RowPiece& piece, std::int64_t begin, std::int64_t end) {
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   HWY_ALIGN T sums[kMostVectors * kCells * kLanes];
-  if (piece.taps <= kMostTaps) {
+  const bool past_caches = std::is_same_v<E, T> && job.past_caches;
+  if (piece.taps <= kMostTaps && !past_caches) {
     return weigh_part<E, T>({job, piece, 0, piece.cells, begin, end, 0, true, true, sums}, piece.taps);
   }
   // Rows of many taps in parts, as even as may be.
-  const std::int64_t parts = (piece.taps + kMostTaps - 1) / kMostTaps;
+  const std::int64_t parts = std::max<std::int64_t>((piece.taps + kMostTaps - 1) / kMostTaps, 1);
   const std::int64_t most = (piece.taps + parts - 1) / parts;
   for (std::int64_t cell = 0; cell < piece.cells; cell += kCells) {
     const std::int64_t first = std::max<std::int64_t>(std::min(cell, piece.cells - kCells), 0);  // some once more
@@ -162,8 +175,15 @@ HWY_INLINE void weigh_channels(const WeighRow<E, T>& job, const RowPiece& piece,
       const std::int64_t past = std::min(c + kMostVectors * kLanes, end);
       for (std::int64_t part = 0; part < parts; ++part) {
         const std::int64_t tap = part * most;
-        const Part<E, T> one{job, piece, first, last, c, past, tap, part == 0, part == parts - 1, sums};
+        const bool is_last = part == parts - 1 && !past_caches;
+        const Part<E, T> one{job, piece, first, last, c, past, tap, part == 0, is_last, sums};
         weigh_part(one, std::clamp<std::int64_t>(piece.taps - tap, 0, most));
+      }
+      if constexpr (std::is_same_v<E, T>) {
+        if (past_caches) {
+          T* const to = job.to + piece.to + first * piece.to_step + c;
+          stream_cells(sums, (past - c) / kLanes, to, piece.to_step, last - first);
+        }
       }
     }
   }
