@@ -297,15 +297,9 @@ class DepthwiseBlocks final : public Kernel {
     const std::int64_t width = problem_.axes[2].input;
     T* to = source + lead_;
     for (std::int64_t z = band.slices.begin; z < band.slices.end; ++z) {
-      const E* from = image + z * strides[2] + band.sources.begin * strides[3];
-      if constexpr (std::is_same_v<E, T>) {
-        depthwise_row_ops<E, T>().copy_rows(from, strides[3], to, line_, band.sources.size(), width);
-        to += band.sources.size() * line_;
-      } else {
-        for (std::int64_t y = 0; y < band.sources.size(); ++y, from += strides[3], to += line_) {
-          element_ops<E, T>().load(from, 1, to, 1, width);
-        }
-      }
+      const E* const from = image + z * strides[2] + band.sources.begin * strides[3];
+      depthwise_row_ops<E, T>().copy_rows(from, strides[3], to, line_, band.sources.size(), width);
+      to += band.sources.size() * line_;
     }
   }
 

@@ -289,13 +289,7 @@ class DepthwiseRows final : public Kernel {
       const std::int64_t row = band.first_source + i;
       const std::int64_t rows = std::min(band.sources() - i, height - row % height);
       T* const to = from + i * line_;
-      if constexpr (std::is_same_v<E, T>) {
-        depthwise_row_ops<E, T>().copy_rows(row_at(row), strides[3], to + begin, line_, rows, end - begin);
-      } else {
-        for (std::int64_t r = 0; r < rows; ++r) {
-          element_ops<E, T>().load(row_at(row + r), 1, to + r * line_ + begin, 1, end - begin);
-        }
-      }
+      depthwise_row_ops<E, T>().copy_rows(row_at(row), strides[3], to + begin, line_, rows, end - begin);
       i += rows;
     }
     for (std::int64_t i = 0; i < band.sources() && !one_piece(); ++i) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/elements-inl.h"
 #include "cpu/row_phases-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -171,27 +172,35 @@ void weigh_line(const WeighLine<T>& job) {
   }
 }
 
-template <typename T>
-void copy_rows(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t rows,
+template <typename E, typename T>
+void copy_rows(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t rows,
                std::int64_t count) {
   const hn::ScalableTag<T> tag;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   for (std::int64_t row = 0; row < rows; ++row, from += from_step, to += to_step) {
     std::int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
-    if (i == count) continue;
-    if constexpr (kMaskedStores) {
-      const auto there = hn::FirstN(tag, static_cast<std::size_t>(count - i));
-      hn::BlendedStore(hn::MaskedLoad(there, tag, from + i), there, tag, to + i);
-    } else {
-      for (; i < count; ++i) to[i] = from[i];
-    }
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(load_vector(tag, from + i), tag, to + i);
+    if (i < count) store_elements<false>(tag, load_elements<false>(tag, from + i, count - i), to + i, count - i, false);
+  }
+}
+
+template <typename E, typename T>
+void put_elements(const T* from, E* to, std::int64_t count, bool past_caches) {
+  if constexpr (std::is_same_v<E, T>) {
+    put_row<E, T>(from, to, count, past_caches);
+  } else {
+    const hn::ScalableTag<T> tag;
+    constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store_vector(tag, hn::LoadU(tag, from + i), to + i);
+    for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
   }
 }
 
 template <typename E, typename T>
 DepthwiseRowOps<E, T> make_row_ops() {
-  return {static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>())), weigh_line<T>, put_row<E, T>, copy_rows<T>};
+  return {static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>())), weigh_line<T>, put_elements<E, T>,
+          copy_rows<E, T>};
 }
 
 const DepthwiseRowOps<float, float>& float_rows() {

@@ -67,9 +67,9 @@ struct DepthwiseRowOps {
   void (*weigh_line)(const WeighLine<T>& job) = nullptr;
   // to[i] = from[i], rounded; from lies as far from a cache line as to does, where elements are of the same type.
   void (*put_row)(const T* from, E* to, std::int64_t count, bool past_caches) = nullptr;
-  // to[row to_step + i] = from[row from_step + i] for i in [0, count): short rows, for which a call each takes long,
-  // and long ones, which the C library would copy in a way that waits for memory.
-  void (*copy_rows)(const T* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t rows,
+  // to[row to_step + i] = from[row from_step + i], exactly, for i in [0, count): short rows, for which a call each
+  // takes long, and long ones, which the C library would copy in a way that waits for memory.
+  void (*copy_rows)(const E* from, std::int64_t from_step, T* to, std::int64_t to_step, std::int64_t rows,
                     std::int64_t count) = nullptr;
 };
 
