@@ -253,13 +253,57 @@ HWY_INLINE void store_cell(const StoreCells<E, T>& job, const T* HWY_RESTRICT fr
   }
 }
 
+// Channels that are lines, a few cells of all phases at a time. Returns how many channels were done, in whole vectors.
+template <typename T>
+std::int64_t store_lines(const StoreCells<T, T>& job) {
+  constexpr std::int64_t kTogether = 64;  // cells: their lines stay in the L1 cache for all phases
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  std::int64_t done = 0;
+  for (std::int64_t first = 0; first < job.cells;) {
+    // Nothing is left over that would be too short to transpose.
+    const std::int64_t left = job.cells - first;
+    const std::int64_t cells = left < 2 * kTogether ? left : kTogether;
+    for (std::int64_t p = 0; p < job.phases; ++p) {
+      const T* const from = job.from + job.places[p] + first;
+      T* const to = job.to + first * job.to_step + p * job.phase_step;
+      const auto line = [&](std::int64_t c) { return from + c * job.channel_step; };
+      const auto store = [&](std::int64_t i, std::int64_t c, std::int64_t valid, auto values) HWY_ATTR {
+        T* const place = to + i * job.to_step + c;
+        if (valid < kLanes) {
+          const auto some = hn::FirstN(tag, static_cast<std::size_t>(valid));
+          if (job.bias != nullptr) values = hn::Add(values, hn::MaskedLoad(some, tag, job.bias + c));
+          hn::BlendedStore(values, some, tag, place);
+        } else {
+          if (job.bias != nullptr) values = hn::Add(values, hn::LoadU(tag, job.bias + c));
+          job.past_caches ? hn::Stream(values, tag, place) : hn::StoreU(values, tag, place);
+        }
+      };
+      done = transpose_lines<T>(line, job.channels, cells, store);
+    }
+    first += cells;
+  }
+  return std::min(done, job.channels);
+}
+
 template <typename E, typename T>
 void store_cells(const StoreCells<E, T>& job) {
   if (job.interleaved == 2) return store_groups<E, T, 2>(job);
   if (job.interleaved == 4) return store_groups<E, T, 4>(job);
+  StoreCells<E, T> rest = job;
+  if constexpr (std::is_same_v<E, T>) {
+    if (job.channel_step != 1 && job.cell_step == 1) {
+      const std::int64_t done = store_lines(job);
+      rest.channels -= done;
+      rest.from += done * job.channel_step;
+      rest.to += done;
+      rest.bias += job.bias == nullptr ? 0 : done;
+      if (rest.channels == 0) return;
+    }
+  }
   for (std::int64_t i = 0; i < job.cells; ++i) {
     for (std::int64_t p = 0; p < job.phases; ++p) {
-      store_cell(job, job.from + job.places[p] + i * job.cell_step, job.to + i * job.to_step + p * job.phase_step);
+      store_cell(rest, rest.from + job.places[p] + i * job.cell_step, rest.to + i * job.to_step + p * job.phase_step);
     }
   }
 }

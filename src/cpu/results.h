@@ -116,7 +116,9 @@ class ResultStore {
     job.places = places.data();
     job.phases = phases;
     job.phase_step = view.strides[4];
-    job.cell_step = has_taps ? runs.line_step() * results.cell_step() : 0;  // one cell of zeros is as good as another
+    // One cell of zeros is as good as another, but lines of them are transposed.
+    const bool moves = has_taps || results.cells_are_columns;
+    job.cell_step = moves ? runs.line_step() * results.cell_step() : 0;
     job.channel_step = results.channel_step();
     job.to_step = runs.tensor_step();
     job.cells = cells;
@@ -128,7 +130,7 @@ class ResultStore {
     constexpr std::int64_t kLine = 64 / sizeof(E);
     job.past_caches = whole_lines_ && first_channel % kLine == 0 && view.channels * results.interleaved % kLine == 0;
     for (const Runs::Run& run : runs.all()) {
-      job.from = results.sums + (has_taps ? run.line * results.cell_step() : 0);
+      job.from = results.sums + (moves ? run.line * results.cell_step() : 0);
       job.to = view.data + run.tensor;
       ops_.store_cells(job);
     }

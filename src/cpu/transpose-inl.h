@@ -117,10 +117,10 @@ HWY_INLINE void transpose_block(D tag, const Row& row, const Use& use) {
 }
 #endif
 
-// Lines that begin at line(0), line(1) ... become columns: to[i to_step + c] = line(c)[i]. Returns how many were done,
-// in whole vectors.
-template <typename T, typename Line>
-std::int64_t transpose_lines(const Line& line, T* to, std::int64_t to_step, std::int64_t lines, std::int64_t count) {
+// Lines that begin at line(0), line(1) ... become columns: store(i, c, valid, values) gets line(c + l)[i] in the lanes
+// l < valid of a vector. Returns how many lines were done, in whole vectors.
+template <typename T, typename Line, typename Store>
+HWY_INLINE std::int64_t transpose_lines(const Line& line, std::int64_t lines, std::int64_t count, const Store& store) {
   const hn::ScalableTag<T> tag;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   constexpr std::int64_t kSide = kBlock<T>;
@@ -132,16 +132,8 @@ std::int64_t transpose_lines(const Line& line, T* to, std::int64_t to_step, std:
       if (valid < kLanes && !kMaskedStores) return c;
       const T* rows[kLanes];
       for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = line(c + std::min(r, valid - 1));
-      const auto mask = hn::FirstN(tag, valid);
       const auto transpose = [&](std::int64_t first, const auto& row) HWY_ATTR {
-        transpose_block(tag, row, [&](std::int64_t q, auto values) HWY_ATTR {
-          T* const place = to + (first + q) * to_step + c;
-          if (valid == kLanes) {
-            hn::StoreU(values, tag, place);
-          } else {
-            hn::BlendedStore(values, mask, tag, place);
-          }
-        });
+        transpose_block(tag, row, [&](std::int64_t q, auto values) HWY_ATTR { store(first + q, c, valid, values); });
       };
       std::int64_t i = 0;
       // Whole vectors of each line first: lines far apart fall into the same cache set, where none stays for long.
@@ -163,6 +155,21 @@ std::int64_t transpose_lines(const Line& line, T* to, std::int64_t to_step, std:
     }
   }
   return c;
+}
+
+// The same into memory: to[i to_step + c] = line(c)[i].
+template <typename T, typename Line>
+std::int64_t transpose_lines(const Line& line, T* to, std::int64_t to_step, std::int64_t lines, std::int64_t count) {
+  const hn::ScalableTag<T> tag;
+  return transpose_lines<T>(line, lines, count,
+                            [&](std::int64_t i, std::int64_t c, std::int64_t valid, auto values) HWY_ATTR {
+                              T* const place = to + i * to_step + c;
+                              if (valid == hn::MaxLanes(tag)) {
+                                hn::StoreU(values, tag, place);
+                              } else {
+                                hn::BlendedStore(values, hn::FirstN(tag, valid), tag, place);
+                              }
+                            });
 }
 
 template <typename E, typename T, typename Line>
