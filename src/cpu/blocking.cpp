@@ -94,6 +94,7 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   }
   const std::int64_t channels = roles.source_channels;
   if (roles.interleaved > 1) return even_parts(channels, kMostTogether);
+  if (roles.stacked > 1) return 0;
   if (std::min(channels, roles.target_channels) < kMostLanes / 2) return 0;
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
   // Pairs, which save half of the products, pay for packing sooner.
@@ -140,9 +141,10 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     cells *= std::max<std::int64_t>(map.cells, 1);
   }
   for (const Axis& axis : problem.axes) taps *= axis.kernel;
-  const std::int64_t channels = std::max<std::int64_t>(roles.target_channels, 1);
+  const std::int64_t channels = std::max<std::int64_t>(roles.target_channels * roles.stacked, 1);
   const std::int64_t together = channels_together(maps, roles);
-  const bool many = channels >= 2 * kMostLanes || together > 0;  // targets can be the columns
+  const bool stacked = roles.stacked > 1;                                      // all of them are one block then
+  const bool many = !stacked && (channels >= 2 * kMostLanes || together > 0);  // targets can be the columns
   const std::int64_t unit = many ? kMostLanes : kPanel;
   // Packed once, all of them or stage by stage; or by each task for itself.
   const bool rounds = rounds_in_place(maps, roles, together);
@@ -172,7 +174,8 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   const std::int64_t kept = written_once ? 1 : phases;
   const std::int64_t most_source = caches.elements(roles.interleaved > 1 ? kSourceShareGroups : kSourceShare);
   // Channels of the packed source at a time; no more than needed where all taps of a channel are added up at once.
-  const std::int64_t packed_channels = std::max<std::int64_t>(together * roles.interleaved / 2, 8);
+  const std::int64_t packed_channels = stacked ? std::min(roles.source_channels, kStackedChannels) * roles.stacked
+                                               : std::max<std::int64_t>(together * roles.interleaved / 2, 8);
   if (in_stages) {
     const std::int64_t depth = together * taps;
     const std::int64_t targets = caches.elements(kOwnWeightsShare) / depth / kWidestPanel * kWidestPanel;
@@ -204,18 +207,19 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
     const bool near = taps * channels * roles.source_channels <= caches.elements(kWeightsShare);
     const double read_weights = weights * tiles * (near ? kNearWeight : kFarWeight);
     const double rows = static_cast<double>(line) / static_cast<double>(std::max<std::int64_t>(shape.block[2], 1));
-    const double pack_source =
-        static_cast<double>(sources * roles.interleaved) * (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
+    const double pack_source = static_cast<double>(sources * roles.interleaved * roles.stacked) *
+                               (0.7 * static_cast<double>(line) + kRowCost * rows) * tiles;
     const double pack_rows = kCellCost * static_cast<double>(taps) * length * tiles;
     const std::int64_t room = std::min(most_sums / (kept * shape.longest()), most_targets(shape.tiles));
-    const std::int64_t whole = room >= unit ? room / unit * unit : room;
+    if (stacked && !last && room < channels) continue;
+    const std::int64_t whole = stacked ? channels : room >= unit ? room / unit * unit : room;
     for (std::int64_t targets = room >= channels ? channels : whole;; targets = ceil_div(targets, 2)) {
       blocking = with_targets(blocking, targets);
       const double filled =
           static_cast<double>(blocking.target_blocks * round_up(blocking.target_channels, kMostLanes)) /
           static_cast<double>(channels);
       const double multiply = weights * tiles * (many ? std::min(columns, 1.1 * length * filled) : columns) / 32;
-      const std::int64_t tasks = roles.groups * blocking.target_blocks * shape.tiles;
+      const std::int64_t tasks = ceil_div(roles.groups, roles.stacked) * blocking.target_blocks * shape.tiles;
       const bool in_blocks = !shared && shape.tiles > 1 && fits_room(problem, roles, blocking.target_channels, taps);
       const double pack_weights = weights * (shared || in_blocks ? 1 : tiles * kOwnWeight);
       // Threads wait for each other at the end of a stage, which is all tiles of one block.
@@ -231,8 +235,9 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
       if (best.cells == 0 || cost < least) {
         least = cost;
         best = blocking;
+        if (stacked) best.target_channels = roles.target_channels;
       }
-      if ((tasks >= kTasksWanted && (shared || in_blocks)) || targets < 2 * unit) break;
+      if (stacked || (tasks >= kTasksWanted && (shared || in_blocks)) || targets < 2 * unit) break;
     }
     if (last) return best;
   }

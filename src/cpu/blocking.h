@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "cpu/bf16_products.h"
 #include "cpu/caches.h"
@@ -16,6 +17,20 @@ namespace tconv::cpu {
 // Target channels of a group that are too few for wide register tiles.
 inline constexpr std::int64_t kSmallGroup = 16;
 
+// Columns that are too few to be of several groups: their channels are lines rather.
+inline constexpr std::int64_t kFewColumns = 2 * kMostLanes;
+
+// How many groups are stacked (Roles::stacked): so many that either side has whole vectors of channels to transpose.
+inline std::int64_t stack_of(std::int64_t channels, std::int64_t groups) {
+  constexpr std::int64_t kWanted = 2 * kMostLanes;  // channels
+  const std::int64_t each = std::max<std::int64_t>(channels, 1);
+  const std::int64_t most = round_up(ceil_div(kWanted, each), kMostLanes / std::gcd(kMostLanes, each));
+  return std::clamp<std::int64_t>(groups, 1, most);
+}
+
+// Source channels of a group that a stack of groups packs at a time: of most groups all of them.
+inline constexpr std::int64_t kStackedChannels = 8;
+
 // The problem with the names that forward and grad_input share. Small groups whose channels lie side by side are
 // interleaved: one here is 2 or 4 of the problem, whose target channels alternate.
 struct Roles {
@@ -23,6 +38,7 @@ struct Roles {
   bool multiplies_pairs = false;  // of bfloat16, if source channels are innermost
   bool reads_pairs = false;       // of those whose channels lie side by side: pairs as they are, none of them torn
   std::int64_t interleaved = 1;   // groups of the problem that are one here
+  std::int64_t stacked = 1;       // groups here whose channels become lines, and lines channels again, together
   std::int64_t groups = 1;
   std::int64_t source_channels = 0;  // of a group of the problem: the length of a sum
   std::int64_t target_channels = 0;  // of all that are interleaved
@@ -45,6 +61,15 @@ struct Roles {
     if (side_by_side && target_channels <= kSmallGroup && std::max(source_channels, target_channels) > 1) {
       const std::int64_t most = problem.dtype == DType::f64 ? kMostInterleaved<double> : kMostInterleaved<float>;
       for (interleaved = most; problem.groups % interleaved != 0;) interleaved /= 2;
+      // Lines are multiplied faster than narrow columns are, but many channels of short pieces of lattices are slow to
+      // transpose.
+      const bool strided = std::ranges::any_of(problem.axes, [](const Axis& axis) { return axis.stride > 1; });
+      const bool many_pieces = !forward && strided && source_channels >= kSmallGroup / 2;
+      const std::int64_t few = many_pieces ? kMostLanes / interleaved : kSmallGroup;
+      if (!converts && target_channels < few) {
+        interleaved = 1;
+        stacked = stack_of(std::min(source_channels, target_channels), problem.groups);
+      }
     }
     groups = problem.groups / interleaved;
     target_channels *= interleaved;
@@ -107,7 +132,7 @@ inline std::int64_t even_parts(std::int64_t count, std::int64_t most) {
 struct Blocking {
   std::int64_t cells = 0;  // of a tile
   std::int64_t target_channels = 0;
-  std::int64_t target_blocks = 0;  // of a group
+  std::int64_t target_blocks = 0;  // of a group; one where groups are stacked
   std::int64_t channels_together = 0;
   std::int64_t most_source = 0;  // elements of the packed source of a task
 };

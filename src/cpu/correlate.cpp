@@ -75,8 +75,11 @@ class Correlate final : public Kernel {
     if (channels_inside_) {
       chunk_ = blocking.channels_together;
     } else {
-      chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(sources * tiling_.plane_size(), 1),
+      const std::int64_t line = sources * tiling_.plane_size() * roles_.stacked;
+      chunk_ = std::min({blocking.most_source / std::max<std::int64_t>(line, 1),
                          std::max<std::int64_t>(kDepth / taps, 4), roles_.source_channels});
+      // Channels of all stacked groups are neighbours if all of a group are read together.
+      if (roles_.stacked > 1) chunk_ = std::max(chunk_, std::min(roles_.source_channels, kStackedChannels));
       chunk_ = even_parts(roles_.source_channels, chunk_);
     }
     // Cells are the columns that need no transposing. But all taps other than those at whole vectors are read across
@@ -84,10 +87,11 @@ class Correlate final : public Kernel {
     const auto waste = [](std::int64_t count) { return column_cost(count) / static_cast<double>(count); };
     const double split = depth >= kLongSum && reads_across_lines() ? kSplitCost : 1;
     // Many phases are better interleaved while they are transposed.
-    const bool gathers = tiling_.row_phases() > kMostLattices && targets >= kMostLanes / 2;
+    const bool gathers = roles_.stacked == 1 && tiling_.row_phases() > kMostLattices && targets >= kMostLanes / 2;
     double transposing = depth < kLongSum ? 1.5 : targets % kMostLanes == 0 ? 1 : kPartialCost;
     if (roles_.target_strides[1] == 1) transposing = 1 / transposing;  // then the other way around
-    cells_are_columns_ = !channels_inside_ && !gathers && split * waste(length) <= transposing * waste(targets);
+    cells_are_columns_ =
+        roles_.stacked > 1 || (!channels_inside_ && !gathers && split * waste(length) <= transposing * waste(targets));
     const TileShape& shape = tiling_.shape();
     row_by_row_ = shape.images * shape.block[0] * shape.block[1] * (shape.block[2] + kRowCost) < length;
     const WeightOrder by_targets = channels_inside_ ? WeightOrder::channels_inside : WeightOrder::along_targets;
@@ -198,7 +202,7 @@ class Correlate final : public Kernel {
     if (stages_.empty()) {
       const std::int64_t blocks = roles_.groups * blocking_.target_blocks;
       const Stage stage{0, blocks, packed_.all_phases(), 0, roles_.source_channels};
-      for_each_task(execution, blocks * tiling_.tiles(),
+      for_each_task(execution, ceil_div(blocks, roles_.stacked) * tiling_.tiles(),
                     [&](std::int64_t task) { run_task(tensors, stage, nullptr, task); });
       return;
     }
@@ -211,7 +215,7 @@ class Correlate final : public Kernel {
       const std::int64_t pieces = ceil_div(stage.channels(), chunk_) * pieces_of_chunk();
       groups.push_back({stage.blocks * pieces, {products_of(s - stages_there_), -1}});
       const std::int64_t sums = stage.first_channel > 0 ? products_of(s - 1) : -1;
-      groups.push_back({stage.blocks * tiling_.tiles(), {2 * s, sums}});
+      groups.push_back({ceil_div(stage.blocks, roles_.stacked) * tiling_.tiles(), {2 * s, sums}});
     }
     for_each_group(execution, groups, [&](std::size_t group, std::int64_t task) {
       const auto index = static_cast<std::int64_t>(group / 2);
@@ -226,7 +230,8 @@ class Correlate final : public Kernel {
            " tiles of up to " + std::to_string(tiling_.longest()) + " cells, " +
            std::to_string(blocking_.target_channels) + " target channels, " + std::to_string(chunk_) +
            " source channels a step, " + (pairs_ ? "pairs of bfloat16, " : "") +
-           (rounds_in_place_ ? "rounded at once, " : "") + target_name();
+           (rounds_in_place_ ? "rounded at once, " : "") +
+           (roles_.stacked > 1 ? std::to_string(roles_.stacked) + " groups together, " : "") + target_name();
   }
 
  private:
@@ -328,13 +333,14 @@ class Correlate final : public Kernel {
     }
   }
 
-  Results<T> results_of(const Tile& tile, const TargetBlock& block, Memory<T>& memory) const {
+  // Of `targets` channels.
+  Results<T> results_of(const Tile& tile, std::int64_t targets, Memory<T>& memory) const {
     Results<T> results;
     results.cells_are_columns = cells_are_columns_;
     results.interleaved = roles_.interleaved;
     results.group_step = roles_.target_channels / roles_.interleaved;
-    results.row_size = round_up(cells_are_columns_ ? tile.length : block.targets, kMostLanes);
-    results.phase_size = results.row_size * (cells_are_columns_ ? block.targets : tile.length);
+    results.row_size = round_up(cells_are_columns_ ? tile.length : targets, kMostLanes);
+    results.phase_size = results.row_size * (cells_are_columns_ ? targets : tile.length);
     results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
     if (tiling_.has_empty_phases()) {
       std::fill_n(results.sums + (tiling_.slots() - 1) * results.phase_size, results.phase_size, T{0});
@@ -344,28 +350,49 @@ class Correlate final : public Kernel {
 
   void run_task(const Tensors& tensors, const Stage& stage, const T* shared, std::int64_t task) const {
     thread_local Memory<T> memory;
+    if (roles_.stacked > 1) return run_stack(tensors, stage, shared, task, memory);
     const std::int64_t together = std::min(stage.blocks, blocking_.target_blocks);  // of a group
     const Tile tile = tiling_.tile(task / together % tiling_.tiles());
     const TargetBlock block =
         block_at(stage.first_block + task / (together * tiling_.tiles()) * together + task % together);
     if (channels_inside_) return run_inside(tensors, stage, shared, tile, block, memory);
+    run_lines(tensors, stage, shared, tile, block, 1, memory);
+  }
+
+  // Of some groups, a tile.
+  void run_stack(const Tensors& tensors, const Stage& stage, const T* shared, std::int64_t task,
+                 Memory<T>& memory) const {
+    const Tile tile = tiling_.tile(task % tiling_.tiles());
+    const std::int64_t first = task / tiling_.tiles() * roles_.stacked;
+    run_lines(tensors, stage, shared, tile, block_at(first), std::min(roles_.stacked, roles_.groups - first), memory);
+  }
+
+  // A tile of one block or of those of several groups, where each channel is a line.
+  void run_lines(const Tensors& tensors, const Stage& stage, const T* shared, const Tile& tile,
+                 const TargetBlock& first, std::int64_t groups, Memory<T>& memory) const {
     const MathOps<T>& math = math_ops<T>();
     const auto phases = tiling_.phases().size();
     const auto sources = static_cast<std::int64_t>(tiling_.sources().size());
-    const Results<T> results = results_of(tile, block, memory);
+    const Results<T> results = results_of(tile, first.targets * groups, memory);
 
-    const PackedSteps steps{sources * tiling_.plane_size(), 1};  // [channel][source lattice][line]
-    T* const source = memory.source.get(chunk_ * steps.channel);
+    const PackedSteps steps{sources * tiling_.plane_size(), 1};  // [group][channel][source lattice][line]
+    T* const source = memory.source.get(groups * chunk_ * steps.channel);
     T* const own =
-        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_.targets(block.targets));
+        shared != nullptr ? nullptr : memory.weights.get(chunk_ * tiling_.all_taps() * packed_.targets(first.targets));
     std::int64_t* const offsets = memory.offsets.get(chunk_ * tiling_.all_taps());
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
-      const std::int64_t channel = block.group * roles_.source_channels + c;
-      const View<const E> view{tensors.source + channel * roles_.source_strides[1], roles_.source_strides, channels};
-      const Cells cells = pack_cells(tile, view, steps, source);
-      if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, stage.phases, own);
-      const T* const weights = own != nullptr ? own : shared + shared_place(stage, block, c);
+      const auto view_of = [&](std::int64_t group, std::int64_t count) {
+        const std::int64_t channel = group * roles_.source_channels + c;
+        return View<const E>{tensors.source + channel * roles_.source_strides[1], roles_.source_strides, count};
+      };
+      // Groups of which all channels are read are neighbours.
+      const bool at_once = channels == roles_.source_channels;
+      const std::int64_t views = at_once ? 1 : groups;
+      for (std::int64_t g = 0; g < views; ++g) {
+        pack_source(tiling_, tile, view_of(first.group + g, groups / views * channels), steps,
+                    source + g * channels * steps.channel);
+      }
       for (std::size_t phase = 0; phase < phases; ++phase) {
         std::int64_t* to = offsets + packed_.taps_before(phase) * channels;
         for (std::int64_t i = 0; i < channels; ++i) {
@@ -374,13 +401,23 @@ class Correlate final : public Kernel {
           }
         }
       }
-      if (cells_are_columns_) {
-        multiply_along_cells(math, block, channels, weights, cells, offsets, tile.length, results, c > 0);
-      } else {
-        multiply_along_targets(math, block, channels, weights, cells, offsets, tile, results, c > 0, memory.rows);
+      for (std::int64_t g = 0; g < groups; ++g) {
+        TargetBlock block = first;
+        block.group += g;
+        if (own != nullptr) packed_.pack(tensors.weight, block, c, channels, stage.phases, own);
+        const T* const weights = own != nullptr ? own : shared + shared_place(stage, block, c);
+        const Cells cells{source + g * channels * steps.channel + tiling_.lead(), 1};
+        Results<T> of_group = results;
+        of_group.sums += g * block.targets * results.row_size;
+        if (cells_are_columns_) {
+          multiply_along_cells(math, block, channels, weights, cells, offsets, tile.length, of_group, c > 0);
+        } else {
+          multiply_along_targets(math, block, channels, weights, cells, offsets, tile, results, c > 0, memory.rows);
+        }
       }
     }
-    store(tensors, tile, block, results);
+    store_of(tensors)(tile, roles_.first_target(first.group, first.first), first.targets * groups / roles_.interleaved,
+                      results);
   }
 
   void store(const Tensors& tensors, const Tile& tile, const TargetBlock& block, const Results<T>& results) const {
@@ -501,7 +538,7 @@ class Correlate final : public Kernel {
     const auto& phases = tiling_.phases();
     const auto size = packed_.tile_along_targets(math, block.targets);
     Results<T> results;
-    if (!stores_in_place_) results = results_of(tile, block, memory);
+    if (!stores_in_place_) results = results_of(tile, block.targets, memory);
     T* const source = reads_in_place_
                           ? nullptr
                           : memory.source.get(cell_step_ * static_cast<std::int64_t>(tiling_.sources().size()) *

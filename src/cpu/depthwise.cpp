@@ -303,13 +303,18 @@ bool is_covered(const AxisMap& map, std::int64_t size) {
                                [](const AxisTarget& target) { return target.lattice.count; }) == size;
 }
 
-// Groups so small that interleaved ones (blocking.h) would leave lanes idle, or move channels one by one. Every plane
-// is a copy of the input and reads all of the output's gradient: hence the square.
+// Groups so small that lines of them (blocking.h, stacked groups), which are transposed, cost more than their products
+// do, above all where they are taken apart to be transposed. Every plane is a copy of the input and reads all of the
+// output's gradient: hence the square.
 bool pays_to_spread(const Problem& problem) {
-  constexpr std::int64_t kMost = 32;
   const SmallGroups groups(problem);
-  return size_of(problem.dtype) >= sizeof(float) && problem.out_channels >= kFewestChannels &&
-         groups.outputs <= kSmallGroup && groups.planes() * groups.planes() * groups.outputs <= kMost;
+  if (size_of(problem.dtype) < sizeof(float) || groups.outputs > kSmallGroup) return false;
+  if (groups.planes() == 1) return problem.out_channels >= kFewestChannels;
+  constexpr std::int64_t kMost = 8;
+  constexpr std::int64_t kMostStrided = 32;
+  const bool strided = std::ranges::any_of(problem.axes, [](const Axis& axis) { return axis.stride > 1; });
+  return problem.out_channels >= kMostLanes &&
+         groups.planes() * groups.planes() * groups.outputs <= (strided ? kMostStrided : kMost);
 }
 
 }  // namespace

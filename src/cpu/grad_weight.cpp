@@ -69,7 +69,9 @@ class GradWeight final : public Kernel {
            std::to_string(blocking_.outputs) + " channels, " + std::to_string(tiling_.tiles()) + " tiles of up to " +
            std::to_string(tiling_.longest()) + " cells in " + std::to_string(blocks_.splits()) +
            " splits, vectors along " + (blocking_.along_inputs ? "input channels" : "cells") +
-           (blocking_.taps_are_rows ? ", rows of taps" : "") + ", " + target_name();
+           (blocking_.taps_are_rows ? ", rows of taps" : "") +
+           (blocking_.stacked > 1 ? ", " + std::to_string(blocking_.stacked) + " groups together" : "") + ", " +
+           target_name();
   }
 
  private:
@@ -88,9 +90,9 @@ class GradWeight final : public Kernel {
     const std::int64_t input_channel = channels.group * blocking_.group_inputs + channels.first_input / groups;
     const std::int64_t output_channel = channels.group * groups * blocking_.group_outputs + channels.first_output;
     const View<const E> input_view{input + input_channel * problem_.input_strides[1], problem_.input_strides,
-                                   channels.inputs / groups};
+                                   channels.inputs / groups * channels.groups};
     const View<const E> grad_view{grad + output_channel * problem_.output_strides[1], problem_.output_strides,
-                                  channels.outputs};
+                                  channels.outputs * channels.groups};
     const std::int64_t first_tile = tiling_.tiles() * split / blocks_.splits();
     const std::int64_t last_tile = tiling_.tiles() * (split + 1) / blocks_.splits();
     if (blocking_.taps_are_rows) {
@@ -123,9 +125,10 @@ class GradWeight final : public Kernel {
     auto tile_size = math.tile_for(channels.outputs, channels.inputs);
     if (tile_size.vectors * math.lanes % groups != 0) tile_size = {1, kMostVectors};  // single lanes: groups are whole
     const std::int64_t panel = tile_size.vectors * math.lanes;  // input channels that a register tile spans
-    T* const packed_input =
-        memory.input.get(tiling_.plane_size() * std::max(round_up(blocking_.inputs, kMostLanes), panel));
-    const std::int64_t phase_size = std::max(blocking_.outputs * line_size, tiling_.longest() * cell_size);
+    T* const packed_input = memory.input.get(tiling_.plane_size() *
+                                             std::max(round_up(blocking_.inputs * channels.groups, kMostLanes), panel));
+    const std::int64_t phase_size =
+        std::max(blocking_.outputs * channels.groups * line_size, tiling_.longest() * cell_size);
     T* const packed_grad = memory.grad.get(together * phase_size);
     T* const rows =
         memory.rows.get(blocking_.along_inputs ? RowPanels(math, tile_size.rows).size(channels.outputs, kDepth) : 0);
@@ -155,7 +158,7 @@ class GradWeight final : public Kernel {
           if (side_by_side && groups == 1 && runs[i].count() > 0 && kMostFilled * cells < tile.length) {
             runs[i] = runs[i].closed_up(positions[i]);
           } else if (!side_by_side || !runs[i].is_one_run(tile.length)) {
-            std::fill_n(lines[i], side_by_side ? tile.length * cell_size : channels.outputs * line_size, T{0});
+            std::fill_n(lines[i], side_by_side ? tile.length * cell_size : grad_view.channels * line_size, T{0});
           }
         }
         bool loaded = false;
@@ -172,7 +175,11 @@ class GradWeight final : public Kernel {
             multiply(math, tile_size, phase, channels, tile.length, lines[i], steps, positions[i], packed_input, rows,
                      offsets, sums);
           } else {
-            dot(math, phase, channels, tile.length, lines[i], line_size, packed_input + tiling_.lead(), offsets, sums);
+            for (std::int64_t g = 0; g < channels.groups; ++g) {
+              dot(math, phase, channels, tile.length, lines[i] + g * channels.outputs * line_size, line_size,
+                  packed_input + g * channels.inputs * tiling_.plane_size() + tiling_.lead(), offsets,
+                  sums + g * channels.block_step);
+            }
           }
         }
       }

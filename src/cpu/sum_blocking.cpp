@@ -20,6 +20,7 @@ constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
 constexpr std::int64_t kFewestInputs = 32;         // of a block where taps are rows
 constexpr std::int64_t kFewestCells = 128;         // of a tile
 constexpr std::int64_t kFewInputs = 12;            // fewer input channels than this: dot products
+constexpr std::int64_t kMostStacked = 64;          // output channels of groups that are stacked
 
 }  // namespace
 
@@ -33,6 +34,13 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   if (side_by_side && blocking.group_inputs <= kSmallGroup) {
     blocking.interleaved = problem.dtype == DType::f64 ? kMostInterleaved<double> : kMostInterleaved<float>;
     while (problem.groups % blocking.interleaved != 0) blocking.interleaved /= 2;
+    // Dot products of lines are faster than few columns.
+    const bool converts = size_of(problem.dtype) < sizeof(float);
+    const bool few = blocking.group_inputs < kFewInputs && blocking.group_inputs * blocking.interleaved < kFewColumns;
+    if (few && !converts && blocking.group_outputs <= kMostStacked) {
+      blocking.interleaved = 1;
+      blocking.stacked = stack_of(std::min(blocking.group_inputs, blocking.group_outputs), problem.groups);
+    }
   }
   blocking.groups = problem.groups / blocking.interleaved;
   blocking.group_inputs *= blocking.interleaved;
@@ -50,8 +58,14 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   const std::int64_t most = std::clamp<std::int64_t>(kMostSums / (taps * blocking.inputs), kRows, kMostOutputs);
   blocking.outputs = even(outputs, most / kRows * kRows, kRows);
   blocking.output_blocks = ceil_div(outputs, blocking.outputs);
+  // Groups of several blocks are summed by themselves; without room for partial sums groups are the tasks.
+  if (blocking.input_blocks * blocking.output_blocks > 1) blocking.stacked = 1;
+  if (2 * taps * blocking.elements() > room_for_partials(problem)) {
+    blocking.stacked = std::min(blocking.stacked, ceil_div(blocking.groups, kFewestTasks));
+  }
   const std::int64_t widest =
-      std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved);
+      std::max(std::min(blocking.inputs, inputs), std::min(blocking.outputs, outputs) * blocking.interleaved) *
+      blocking.stacked;
   const bool alone = std::ranges::all_of(problem.axes, [](const Axis& axis) { return axis.kernel <= axis.stride; });
   // Of interleaved groups, all phases of a row are packed together.
   const bool small = alone || blocking.interleaved > 1;

@@ -20,7 +20,7 @@ std::int64_t longest_share(std::int64_t threads, std::int64_t blocks, std::int64
 std::int64_t choose_splits(const Problem& problem, const WeightBlocking& blocking, std::int64_t tiles) {
   std::int64_t size = std::max<std::int64_t>(blocking.elements(), 1);
   for (const Axis& axis : problem.axes) size *= axis.kernel;
-  const std::int64_t blocks = std::max<std::int64_t>(blocking.blocks(), 1);
+  const std::int64_t blocks = std::max<std::int64_t>(blocking.tasks_of_split(), 1);
   const std::int64_t most = std::min({ceil_div(kSumTasksWanted, blocks), room_for_partials(problem) / size, tiles});
   std::int64_t best = 1;
   std::int64_t least = 0;

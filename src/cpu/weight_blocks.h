@@ -19,6 +19,8 @@ struct WeightBlocking {
   // channels alternate.
   std::int64_t interleaved = 1;
   std::int64_t groups = 1;
+  // Groups, of one block each, that are summed together, since their channels become lines together.
+  std::int64_t stacked = 1;
   std::int64_t group_inputs = 1;   // channels, of all that are interleaved
   std::int64_t group_outputs = 1;  // of each
   std::int64_t inputs = 1;         // channels of a block
@@ -28,6 +30,7 @@ struct WeightBlocking {
   std::int64_t splits = 1;  // of the tiles of cells, each summed by itself: partial sums
 
   std::int64_t blocks() const { return groups * input_blocks * output_blocks; }
+  std::int64_t tasks_of_split() const { return ceil_div(blocks(), stacked); }
   std::int64_t elements() const { return blocks() * inputs * outputs; }  // of all blocks, for a tap
 };
 
@@ -37,6 +40,9 @@ struct ChannelBlock {
   std::int64_t first_output;
   std::int64_t inputs;
   std::int64_t outputs;
+  // Groups from this one on whose sums are wanted, each block_step behind the last.
+  std::int64_t groups = 1;
+  std::int64_t block_step = 0;
 
   ChannelBlock(const WeightBlocking& blocking, std::int64_t index) {
     first_output = index % blocking.output_blocks * blocking.outputs;
@@ -130,13 +136,20 @@ class WeightBlocks {
     if (clears_first_) clear(weight, execution);
     if (all_taps_ == 0 || problem_.batch == 0) return;
     T* const blocks = splits_ > 1 ? static_cast<T*>(buffers.workspace) : nullptr;
-    for_each_task(execution, blocking_.blocks() * splits_, [&](std::int64_t task) {
+    for_each_task(execution, blocking_.tasks_of_split() * splits_, [&](std::int64_t task) {
       thread_local Scratch<T> own;
-      T* const block = blocks != nullptr ? blocks + task * size_ : own.get(size_);
-      std::fill(block, block + size_, T{0});
-      const ChannelBlock channels(blocking_, task / splits_);
-      sum(channels, task % splits_, block);
-      if (splits_ == 1) store(block, channels, 0, channels.outputs, weight);
+      const std::int64_t first = task / splits_ * blocking_.stacked;
+      const std::int64_t split = task % splits_;
+      ChannelBlock channels(blocking_, first);
+      channels.groups = std::min(blocking_.stacked, blocking_.blocks() - first);
+      channels.block_step = splits_ * size_;
+      T* const block =
+          blocks != nullptr ? blocks + (first * splits_ + split) * size_ : own.get(channels.groups * size_);
+      for (std::int64_t g = 0; g < channels.groups; ++g) std::fill_n(block + g * channels.block_step, size_, T{0});
+      sum(channels, split, block);
+      for (std::int64_t g = 0; g < channels.groups && splits_ == 1; ++g) {
+        store(block + g * size_, ChannelBlock(blocking_, first + g), 0, channels.outputs, weight);
+      }
     });
     if (splits_ == 1) return;
     // A few output channels of one block at a time.

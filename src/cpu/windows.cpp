@@ -246,8 +246,8 @@ std::optional<std::int64_t> cells_of_window(const Problem& problem, std::int64_t
 Proposal propose_windows(const Problem& problem) {
   const Roles roles(problem);
   const std::int64_t width = problem.axes[2].kernel;
-  if (problem.direction != Direction::grad_input || roles.interleaved > 1 || roles.source_channels == 0 ||
-      roles.source_channels >= kFewOutputs || roles.target_channels < kFewestTargets) {
+  if (problem.direction != Direction::grad_input || roles.interleaved > 1 || roles.stacked > 1 ||
+      roles.source_channels == 0 || roles.source_channels >= kFewOutputs || roles.target_channels < kFewestTargets) {
     return Proposal::decline("needs few output channels");
   }
   if (width == 1 || problem.axes[2].dilation > 1) return Proposal::decline("needs taps side by side");

@@ -530,7 +530,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   if (rather_has_wide_rows(problem)) return Proposal::decline("rows as channels save more");
   if (problem.direction == Direction::grad_weight) return propose_winograd_weight(problem, device);
   const Roles roles(problem);
-  if (roles.interleaved > 1) return Proposal::decline("needs more channels a group");
+  if (roles.interleaved > 1 || roles.stacked > 1) return Proposal::decline("needs more channels a group");
   const AxisMaps plain = maps_of(problem);
   for (int a = 0; a < kSpatialAxes; ++a) {
     const Axis& axis = problem.axes[a];

@@ -342,6 +342,62 @@ TEST(Phases, PairsOfCellsInEveryLayout) {
   }
 }
 
+// Groups of few channels, side by side, whose channels become lines together (stacked): any number of groups, of which
+// the last ones are fewer than the others, with channels that are no whole vectors; sums of several steps, several
+// tiles, phases that no tap reaches.
+Problem small_groups(Direction direction, Random& random) {
+  Problem problem;
+  do {
+    problem = Problem{};
+    problem.rank = static_cast<int>(uniform(random, 1, 3));
+    problem.direction = direction;
+    problem.dtype = chance(random, 0.7) ? DType::f32 : chance(random, 0.5) ? DType::f64 : DType::bf16;
+    problem.bias = direction == Direction::forward && chance(random, 0.5);
+    problem.batch = uniform(random, 1, 3);
+    problem.groups = uniform(random, 2, 23);
+    const auto channels = [&] { return chance(random, 0.8) ? uniform(random, 1, 9) : uniform(random, 10, 40); };
+    problem.in_channels = problem.groups * channels();
+    problem.out_channels = problem.groups * channels();
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+      Axis& axis = problem.axes[a];
+      axis.input = uniform(random, 1, problem.rank == 1 ? 400 : (problem.rank == 2 ? 30 : 7));
+      axis.stride = uniform(random, 1, 3);
+      axis.kernel = uniform(random, 1, 5);
+      axis.dilation = chance(random, 0.8) ? 1 : 2;
+      axis.pad_begin = uniform(random, 0, axis.kernel);
+      axis.pad_end = uniform(random, 0, axis.kernel);
+      axis.output_padding = uniform(random, 0, std::max(axis.stride, axis.dilation) - 1);
+    }
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  problem.weight_strides =
+      chance(random, 0.5) ? channels_last_strides(problem.weight_sizes()) : contiguous_strides(problem.weight_sizes());
+  return problem;
+}
+
+TEST(Phases, SmallGroupsSideBySide) {
+  Random random(47);
+  constexpr std::array kAll = {Direction::forward, Direction::grad_input, Direction::grad_weight};
+  int stacked = 0;
+  const int count = test::cases(150);
+  for (int i = 0; i < count && !HasFailure(); ++i) {
+    const Problem problem = small_groups(kAll[i % kAll.size()], random);
+    stacked += plan(problem, {}, "phases")->kernel->describe().find("groups together") != std::string::npos ? 1 : 0;
+    check_new(problem, random);
+    if (i % 10 == 0) expect_threads_change_nothing(problem, "phases", random);
+    if (i % 10 == 5 && problem.batch > 1 && problem.direction == Direction::forward) {
+      expect_sample_alone_is_the_same(problem, "phases", problem.batch - 1, random);
+    }
+  }
+  EXPECT_GE(stacked, count / 3) << "of " << count;
+  const auto draw = [&](Random& source) { return small_groups(kAll[uniform(source, 0, 2)], source); };
+  test::check_every_target(random, test::cases(30), 1, draw, [](const Problem& problem, Tensors& tensors) {
+    check(problem, tensors);
+    return true;
+  });
+}
+
 TEST(Phases, PastTheCaches) {
   Random random(14);
   const Axis one{};
