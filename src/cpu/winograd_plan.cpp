@@ -30,6 +30,9 @@ constexpr std::int64_t kFewestOfThreeTaps = 32;
 // be read in place.
 constexpr std::int64_t kFewestOfPhases = 11;
 constexpr std::int64_t kFewestOfLattices = 48;
+// Products that pay for the same where two taps save a third of them; more where depth repeats what is combined.
+constexpr std::int64_t kFewestOfTwoInPlace = 22;
+constexpr std::int64_t kFewestOfTwoInVolumes = 36;
 // Products of a source channel and a target channel that pay for combining both, where lattices of two taps are
 // incomplete: two products of nine are saved, not three. More where results are added up in the tensor.
 constexpr std::int64_t kFewestIncomplete = 36;
@@ -259,6 +262,12 @@ FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, co
   FastWeights chosen{find_fast_axes(maps, search)};
   FastAxes& axes = chosen.axes;
   if (axes.empty()) return {};
+  if (side_by_side && several_phases && roles.target_channels % kMostLanes == 0 && kSchemes[axes[0].scheme].taps == 2) {
+    const std::int64_t fewest = most_taps(maps[0]) > 1 ? kFewestOfTwoInVolumes : kFewestOfTwoInPlace;
+    if (roles.source_channels * roles.target_channels < fewest * (roles.source_channels + roles.target_channels)) {
+      return {};
+    }
+  }
   std::int64_t all = element_count(problem.weight_sizes());
   for (const FastAxis& each : axes) {
     all = all / problem.axes[each.axis].kernel * combined_along(each);
