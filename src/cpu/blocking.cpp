@@ -50,15 +50,24 @@ std::int64_t most_taps(const AxisMaps& maps) {
   return taps;
 }
 
-// Whether few target channels, which would be a vector of columns alone, are better rows: cells are then the columns,
-// packed as lines although channels lie side by side. A vector that they fill has little to lose but in short sums.
-bool rather_lines(const Roles& roles, std::size_t lattices, std::int64_t taps) {
+// Whether target channels that would be few columns, or leave much of their vectors idle, are better rows: cells are
+// then the columns, packed as lines although channels lie side by side. A vector that they fill has little to lose, but
+// is bound by what is broadcast.
+bool rather_lines(const Roles& roles, const AxisMaps& maps, std::size_t lattices, std::int64_t taps) {
   constexpr std::int64_t kManyTaps = 12;
   constexpr std::size_t kMostLattices = 4;  // that are taken apart
-  if (roles.multiplies_pairs || taps == 1) return false;
-  if (roles.target_channels < kMostLanes) return lattices <= kMostLattices;
-  return roles.target_channels == kMostLanes && lattices == 1 && roles.source_channels <= kMostLanes &&
-         taps >= kManyTaps;
+  constexpr std::int64_t kMostColumns = 2 * kMostLanes;
+  constexpr double kWaste = 1.4;  // of columns, that is more than transposing costs
+  if (roles.multiplies_pairs || taps == 1 || lattices > kMostLattices) return false;
+  const std::int64_t targets = roles.target_channels;
+  if (targets < kMostLanes) return true;
+  const std::int64_t row = maps[kSpatialAxes - 1].cells;
+  const std::int64_t columns = round_up(targets, kMostLanes);
+  if (targets == kMostLanes && lattices == 1) {
+    return (!roles.converts && row >= 2 * kMostLanes) || (roles.source_channels <= kMostLanes && taps >= kManyTaps);
+  }
+  return !roles.converts && columns <= kMostColumns && row >= kMostLanes &&
+         static_cast<double>(columns) > kWaste * static_cast<double>(targets);
 }
 
 }  // namespace
@@ -100,7 +109,7 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   // Pairs, which save half of the products, pay for packing sooner.
   const bool pays = roles.multiplies_pairs ? roles.target_channels >= kMostLanes && channels * taps >= kLongSum / 2
                                            : roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
-  if (side_by_side ? rather_lines(roles, sources, taps) : !pays) return 0;
+  if (side_by_side ? rather_lines(roles, maps, sources, taps) : !pays) return 0;
   std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
   if (side_by_side && (!roles.converts || roles.reads_pairs)) {
     const std::int64_t in_place = roles.reads_pairs ? 2 * kMostTogether : kMostTogether;

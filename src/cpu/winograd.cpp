@@ -542,6 +542,12 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   FastWeights fast = choose_fast_weights(plain, problem, roles, in_place);
   if (fast.axes.empty()) return Proposal::decline("no axis saves enough multiplications");
   const std::int64_t plain_together = channels_together(plain, roles);
+  // Lines of few target channels waste no lanes, which fewer products of two taps, or of few channels, do not outweigh.
+  const bool lines = plain_together == 0 && roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
+  const bool wastes = roles.target_channels % kMostLanes != 0 && roles.source_channels < 2 * kMostLanes;
+  if (lines && (wastes || kSchemes[fast.axes[0].scheme].taps == 2)) {
+    return Proposal::decline("rows of " + std::to_string(roles.target_channels) + " target channels save more");
+  }
   const bool pairs = roles.multiplies_pairs && plain_together > 0;
   const bool at_once = rounds_in_place(plain, roles, plain_together) && roles.target_channels >= 2 * kMostLanes;
   if (pairs && (at_once || kSchemes[fast.axes[0].scheme].taps == 2)) {

@@ -128,6 +128,13 @@ std::vector<Problem> channels_last_problems(Direction direction) {
   // Weights that outweigh the tensors, for several tiles.
   problems.push_back(
       layer(direction, DType::f32, 1, {128, 32, 1}, {one, {40, 4, 2, 1, 1, 1, 0}, {24, 4, 2, 1, 1, 1, 0}}));
+  // Target channels that are rows, cells columns: one vector of them, or two of which much would be idle.
+  problems.push_back(
+      layer(direction, DType::f32, 2, {16, 16, 1}, {one, {5, 3, 2, 1, 1, 1, 1}, {41, 3, 2, 1, 1, 1, 1}}));
+  problems.push_back(
+      layer(direction, DType::f64, 1, {20, 21, 1}, {one, {7, 3, 1, 1, 1, 1, 0}, {35, 4, 3, 2, 2, 1, 0}}));
+  problems.push_back(
+      layer(direction, DType::f32, 1, {70, 18, 1}, {one, {3, 4, 2, 1, 1, 1, 0}, {67, 4, 2, 1, 1, 1, 0}}));
   // Small groups, interleaved by two and by four.
   problems.push_back(layer(direction, DType::f64, 3, {96, 12, 6}, {one, {4, 3, 2, 2, 1, 1, 1}, {3, 4, 1, 1, 1, 1, 0}}));
   problems.push_back(layer(direction, DType::f32, 2, {12, 30, 6}, {one, {5, 3, 2, 1, 1, 1, 1}, {9, 4, 3, 2, 1, 1, 0}}));
