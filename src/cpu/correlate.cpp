@@ -527,7 +527,7 @@ class Correlate final : public Kernel {
 
   Reach reach_of(const Tile& tile, const PhaseRange& phases, std::int64_t tile_rows, std::int64_t row_size) const {
     return find_reach(tiling_, tile, phases, tile_rows, {reads_in_place_ ? &source_steps_ : nullptr, cell_step_},
-                      {stores_in_place_ ? &roles_.target_strides : nullptr, row_size});
+                      {stores_in_place_ ? &roles_.target_strides : nullptr, row_size}, !rounds_in_place_);
   }
 
   // A tile where channels are innermost: cells are rows of the product as they are, and a tap is a distance. Taps that
@@ -613,8 +613,8 @@ class Correlate final : public Kernel {
             job.offsets = reached.offsets.data() + t;
             job.places = places.data() + t;
             job.parts = std::min(parts, count - t);
-            job.accumulate = c > 0 || t > 0;
-            job.past_caches = past_caches && parts >= count;
+            job.accumulate = c > 0 || t > 0 || reached.adds;
+            job.past_caches = past_caches && parts >= count && !reached.adds;
             if constexpr (std::is_same_v<T, float>) {
               if (pairs_) {
                 reached.cells.multiply_by(bf16_cells(), math, size, block.targets, panels, job);

@@ -26,12 +26,13 @@ struct Reached {
   std::vector<std::int64_t> taps;     // of the phase
   std::vector<std::int64_t> offsets;  // from a cell to what each of them reads
   CellList cells;
+  bool adds = false;  // to what lists before it brought to these cells
 };
 using Reach = std::vector<std::vector<Reached>>;  // of each phase
 
-// Of some phases; those before them stay empty.
+// Of some phases; those before them stay empty. Cells are in several lists only if they may be.
 inline Reach find_reach(const Tiling& tiling, const Tile& tile, const PhaseRange& phases, std::int64_t tile_rows,
-                        const CellsAt& source, const CellsAt& target) {
+                        const CellsAt& source, const CellsAt& target, bool may_add) {
   const CellPlaces from = source.places(tiling, tile, tiling.sources()[0]);
   const auto distance = [&](const Tap& tap) {
     if (source.strides == nullptr) return (tap.source * tiling.plane_size() + tap.offset) * source.step;
@@ -47,8 +48,12 @@ inline Reach find_reach(const Tiling& tiling, const Tile& tile, const PhaseRange
     std::map<std::vector<std::int64_t>, CellList> by_taps;
     // Rows that follow each other on a packed line, with their gaps between them, do not in a tensor.
     const bool exact = source.strides != nullptr || target.strides != nullptr || tiling.leaves_much_out(tile, phase);
-    for (const Segment& segment :
-         exact ? tiling.segments_of_tensor(tile, phase) : tiling.segments_of_line(tile, phase, tile_rows)) {
+    const bool in_turn = may_add && exact && tiling.has_corners(phase);
+    const auto segments = [&] {
+      if (in_turn) return tiling.segments_of_tap_columns(tile, phase);
+      return exact ? tiling.segments_of_tensor(tile, phase) : tiling.segments_of_line(tile, phase, tile_rows);
+    };
+    for (const Segment& segment : segments()) {
       by_taps[segment.taps].add(from.of(segment), from.step[segment.axis], to.of(segment), to.step[segment.axis],
                                 segment.count);
     }
@@ -56,6 +61,7 @@ inline Reach find_reach(const Tiling& tiling, const Tile& tile, const PhaseRange
       Reached& each = all[p].emplace_back();
       each.taps = taps;
       each.cells = std::move(cells);
+      each.adds = in_turn && !taps.empty();
       for (const std::int64_t t : taps) each.offsets.push_back(distance(phase.taps[t]));
     }
   }

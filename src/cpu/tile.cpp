@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 #include "cpu/panels.h"
 
@@ -250,6 +251,48 @@ std::vector<Segment> Tiling::segments_of_tensor(const Tile& tile, const PhaseTil
         }
         if (high > low) segments.push_back({image, {d, h, low}, 2, high - low, taps});
         above = taps;
+      }
+    }
+  }
+  return segments;
+}
+
+bool Tiling::has_corners(const PhaseTile& phase) const {
+  constexpr std::int64_t kFewest = 4;  // columns
+  constexpr std::int64_t kMuch = 8;    // one cell in this
+  // Cells along an axis that some taps bring nothing to.
+  const auto border = [&](int a) {
+    std::int64_t low = 0;
+    std::int64_t high = phase.lattice[a].count;
+    for (const Tap& tap : phase.taps) {
+      low = std::max(low, -tap.shift[a]);
+      high = std::min(high, sources_[tap.source][a].count - tap.shift[a]);
+    }
+    return phase.lattice[a].count - std::max<std::int64_t>(high - low, 0);
+  };
+  const std::int64_t columns = border(2);
+  return columns >= kFewest && kMuch * border(1) * columns >= phase.lattice[1].count * phase.lattice[2].count;
+}
+
+std::vector<Segment> Tiling::segments_of_tap_columns(const Tile& tile, const PhaseTile& phase) const {
+  const Triple count = cells_of(tile, phase);
+  std::vector<Segment> segments;
+  if (count[2] == 0) return segments;
+  for (std::int64_t image = 0; image < tile.images; ++image) {
+    for (std::int64_t d = 0; d < count[0]; ++d) {
+      for (std::int64_t h = 0; h < count[1]; ++h) {
+        segments.push_back({image, {d, h, 0}, 2, count[2], {}});
+        // Of each column its taps, and which cells they read something for.
+        std::map<std::array<std::int64_t, 2>, std::vector<std::int64_t>> columns;  // by lattice and shift
+        for (const std::int64_t t : taps_of_row(tile, phase, d, h)) {
+          columns[{phase.taps[t].source, phase.taps[t].shift[2]}].push_back(t);
+        }
+        for (auto& [column, taps] : columns) {
+          const std::int64_t first = tile.begin[2] + column[1];
+          const std::int64_t low = std::clamp<std::int64_t>(-first, 0, count[2]);
+          const std::int64_t high = std::clamp<std::int64_t>(sources_[column[0]][2].count - first, low, count[2]);
+          if (high > low) segments.push_back({image, {d, h, low}, 2, high - low, std::move(taps)});
+        }
       }
     }
   }

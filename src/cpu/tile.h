@@ -85,6 +85,11 @@ class Tiling {
   std::vector<Segment> segments_of_line(const Tile& tile, const PhaseTile& phase, std::int64_t rows) const;
   // The same where nothing surrounds the source: with the taps that read something, in width too.
   std::vector<Segment> segments_of_tensor(const Tile& tile, const PhaseTile& phase) const;
+  // The same, cells of a row with the taps of one distance in width; at first the whole row, with no taps. Where both
+  // rows and columns of cells have taps of their own, each cell is a segment by itself otherwise.
+  std::vector<Segment> segments_of_tap_columns(const Tile& tile, const PhaseTile& phase) const;
+  // Whether many cells of a phase, of whatever tile, are such.
+  bool has_corners(const PhaseTile& phase) const;
   // Whether many products of a phase would read the gaps between short rows.
   bool leaves_much_out(const Tile& tile, const PhaseTile& phase) const;
   std::int64_t place_on_line(const Segment& segment) const;

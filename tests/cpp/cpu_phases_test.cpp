@@ -405,6 +405,49 @@ TEST(Phases, SmallGroupsSideBySide) {
   });
 }
 
+// Kernels about as large as the image, or larger: each cell has taps of its own, and is added to by one column of taps
+// after the other.
+TEST(Phases, KernelsLikeTheImage) {
+  Random random(53);
+  constexpr std::array kBoth = {Direction::forward, Direction::grad_input};
+  const auto draw = [&](Random& source) {
+    Problem problem;
+    do {
+      const auto axis = [&] {
+        Axis one{uniform(source, 3, 12), uniform(source, 4, 13), chance(source, 0.8) ? 1 : 2};
+        one.pad_begin = uniform(source, 0, one.kernel - 1);
+        one.pad_end = uniform(source, 0, one.kernel - 1);
+        one.output_padding = chance(source, 0.2) ? one.stride - 1 : 0;
+        return one;
+      };
+      const Axis depth = chance(source, 0.2) ? Axis{3, 2, 1, 1, 1, 0, 0} : Axis{};
+      const DType dtype = chance(source, 0.7) ? DType::f32 : chance(source, 0.5) ? DType::f64 : DType::bf16;
+      problem = layer(kBoth[uniform(source, 0, 1)], dtype, uniform(source, 1, 3),
+                      {uniform(source, 1, 3) * 16, uniform(source, 1, 3) * 16, 1}, {depth, axis(), axis()});
+    } while (std::ranges::any_of(problem.axes, [](const Axis& axis) { return axis.output() <= 0; }));
+    if (chance(source, 0.2)) problem.in_channels += 3;
+    if (chance(source, 0.2)) problem.out_channels += 5;
+    set_contiguous(problem);
+    if (chance(source, 0.9)) {
+      problem.input_strides = channels_last_strides(problem.input_sizes());
+      problem.output_strides = channels_last_strides(problem.output_sizes());
+    }
+    return problem;
+  };
+  for (int i = 0; i < test::cases(60) && !HasFailure(); ++i) {
+    const Problem problem = draw(random);
+    check_new(problem, random);
+    if (i % 10 == 0) expect_threads_change_nothing(problem, "phases", random);
+    if (i % 5 == 1 && problem.batch > 1 && problem.direction == Direction::forward) {
+      expect_sample_alone_is_the_same(problem, "phases", problem.batch - 1, random);
+    }
+  }
+  test::check_every_target(random, test::cases(12), 1, draw, [](const Problem& problem, Tensors& tensors) {
+    check(problem, tensors);
+    return true;
+  });
+}
+
 TEST(Phases, PastTheCaches) {
   Random random(14);
   const Axis one{};
