@@ -23,6 +23,7 @@ constexpr std::int64_t kRoomForWeights = 12;  // packed ones: one part in this o
 
 constexpr std::int64_t kWidestPanel = kMostVectors * kMostLanes;
 constexpr std::int64_t kManyTargets = 32;  // channels that fill wide register tiles
+constexpr double kMostRead = 0.7;          // of the products of a layer that leaves many of them out
 // Channels added up before the next tap's, where they have to be packed and where they are read in place.
 constexpr std::int64_t kMostTogether = 128;
 constexpr std::int64_t kMostInPlace = 1024;
@@ -70,6 +71,24 @@ bool rather_lines(const Roles& roles, const AxisMaps& maps, std::size_t lattices
          static_cast<double>(columns) > kWaste * static_cast<double>(targets);
 }
 
+// The share of all products of cells and taps that read something, and no padding.
+double share_that_reads(const AxisMaps& maps) {
+  double share = 1;
+  for (const AxisMap& map : maps) {
+    std::int64_t all = 0;
+    std::int64_t reading = 0;
+    for (const AxisTarget& target : map.targets) {
+      for (const AxisTap& tap : target.taps) {
+        const std::int64_t end = std::min(target.lattice.count, map.sources[tap.source].count - tap.offset);
+        all += target.lattice.count;
+        reading += std::max<std::int64_t>(end - std::max<std::int64_t>(-tap.offset, 0), 0);
+      }
+    }
+    share *= all == 0 ? 1 : static_cast<double>(reading) / static_cast<double>(all);
+  }
+  return share;
+}
+
 }  // namespace
 
 AxisMaps maps_of(const Problem& problem) {
@@ -106,9 +125,11 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   if (roles.stacked > 1) return 0;
   if (std::min(channels, roles.target_channels) < kMostLanes / 2) return 0;
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
+  // Lines are multiplied with what lies around them, which single cells leave out.
+  const std::int64_t many_targets = share_that_reads(maps) < kMostRead ? kMostLanes : kManyTargets;
   // Pairs, which save half of the products, pay for packing sooner.
   const bool pays = roles.multiplies_pairs ? roles.target_channels >= kMostLanes && channels * taps >= kLongSum / 2
-                                           : roles.target_channels >= kManyTargets && channels * taps >= kLongSum;
+                                           : roles.target_channels >= many_targets && channels * taps >= kLongSum;
   if (side_by_side ? rather_lines(roles, maps, sources, taps) : !pays) return 0;
   std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
   if (side_by_side && (!roles.converts || roles.reads_pairs)) {
