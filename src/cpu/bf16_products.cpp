@@ -110,19 +110,6 @@ void multiply_pairs(const MultiplyCells<float>& job) {
   }
 }
 
-void pair_neighbours_512(float* line, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
-    const std::int64_t left = count - i;
-    const auto mask_of = [](std::int64_t valid) {
-      return static_cast<__mmask16>(valid >= kLanes ? 0xffff : valid <= 0 ? 0 : (1 << valid) - 1);
-    };
-    const __m512 low = _mm512_maskz_loadu_ps(mask_of(left), line + i);
-    const __m512 high = _mm512_maskz_loadu_ps(mask_of(left - kLanes), line + i + kLanes);
-    const Pairs pairs = _mm512_cvtne2ps_pbh(high, low);  // exact: they are bfloat16 numbers
-    _mm512_mask_storeu_ps(line + i / 2, mask_of((left + 1) / 2), (__m512)pairs);
-  }
-}
-
 void pair_rows_512(float* rows, std::int64_t width, std::int64_t count) {
   const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
   for (std::int64_t k = 0; k < count; k += 2) {
@@ -187,13 +174,22 @@ void multiply_words(const MultiplyWords& job) {
   }
 }
 
-void pair_cells_512(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to) {
-  // Numbers of both in turn: the second begin at 32.
+// Numbers of two vectors in turn: those of the first halves, and of the second.
+struct Alternating {
+  __m512i low;
+  __m512i high;
+};
+inline Alternating alternating() {
+  // Numbers of the second vector begin at 32.
   const __m512i words = _mm512_and_si512(count_from_zero(), _mm512_set1_epi32(0xffff));  // 0 0, 2 0, 4 0 ...
   const __m512i low =
       _mm512_or_si512(_mm512_maskz_srli_epi32(0xffff, words, 1),
                       _mm512_maskz_slli_epi32(0xffff, _mm512_add_epi32(words, _mm512_set1_epi32(64)), 15));
-  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(kLanes));
+  return {low, _mm512_add_epi16(low, _mm512_set1_epi16(kLanes))};
+}
+
+void pair_cells_512(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to) {
+  const auto [low, high] = alternating();
   for (std::int64_t i = 0; i < count; i += 2 * kLanes) {
     const __mmask32 mask = first_numbers(count - i);
     const __m512i one = _mm512_maskz_loadu_epi16(first == nullptr ? 0 : mask, first + i);
@@ -314,6 +310,39 @@ void pair_lines_512(const BFloat16* from, std::int64_t line_step, std::int64_t c
   if (count % (2 * kLanes) == 0) _mm512_storeu_si512(odd, between(before, _mm512_setzero_si512()));
 }
 
+void pair_channels_512(const BFloat16* from, std::int64_t line_step, std::int64_t channels, std::int64_t count,
+                       float* to, std::int64_t to_step) {
+  const auto [low, high] = alternating();
+  const std::int64_t words = (channels + 1) / 2;
+  const __mmask16 row_mask = first_words(words);
+  for (std::int64_t i = 0; i < count; i += 2 * kLanes, from += 2 * kLanes) {
+    const std::int64_t left = count - i;
+    const __mmask32 mask = first_numbers(left);
+    __m512i rows[kLanes];
+    __m512i rows_behind[kLanes];
+#pragma GCC unroll 16
+    for (int w = 0; w < kLanes; ++w) {
+      const bool is_there = w < words;
+      const bool is_odd = 2 * w + 1 >= channels;
+      const BFloat16* const line = from + (is_there ? 2 * w * line_step : 0);
+      const BFloat16* const next = line + (is_odd ? 0 : line_step);
+      const __m512i one = _mm512_maskz_loadu_epi16(is_there ? mask : 0, line);
+      const __m512i other = _mm512_maskz_loadu_epi16(is_odd ? 0 : mask, next);
+      __builtin_prefetch(line + 2 * kLanes);
+      __builtin_prefetch(next + 2 * kLanes);
+      rows[w] = _mm512_permutex2var_epi16(one, low, other);
+      rows_behind[w] = _mm512_permutex2var_epi16(one, high, other);
+    }
+    transpose(rows);
+    for (int r = 0; r < kLanes && r < left; ++r, to += to_step) _mm512_mask_storeu_epi32(to, row_mask, rows[r]);
+    if (left <= kLanes) return;
+    transpose(rows_behind);
+    for (int r = 0; r < kLanes && r + kLanes < left; ++r, to += to_step) {
+      _mm512_mask_storeu_epi32(to, row_mask, rows_behind[r]);
+    }
+  }
+}
+
 #pragma GCC pop_options
 
 template <int... kRow>
@@ -347,7 +376,6 @@ const MathOps<float>::CellsTable& bf16_cells() {
   return table;
 }
 
-void pair_neighbours(float* line, std::int64_t count) { pair_neighbours_512(line, count); }
 void pair_rows(float* rows, std::int64_t width, std::int64_t count) { pair_rows_512(rows, width, count); }
 
 const WordsTable& bf16_lines() {
@@ -369,6 +397,10 @@ void pair_lines(const BFloat16* from, std::int64_t line_step, std::int64_t chann
                 float* odd, std::int64_t to_step) {
   pair_lines_512(from, line_step, channels, count, even, odd, to_step);
 }
+void pair_channels(const BFloat16* from, std::int64_t line_step, std::int64_t channels, std::int64_t count, float* to,
+                   std::int64_t to_step) {
+  pair_channels_512(from, line_step, channels, count, to, to_step);
+}
 
 #else
 
@@ -377,7 +409,6 @@ const MathOps<float>::CellsTable& bf16_cells() {
   static const MathOps<float>::CellsTable none{};
   return none;
 }
-void pair_neighbours(float* /*line*/, std::int64_t /*count*/) {}
 void pair_rows(float* /*rows*/, std::int64_t /*width*/, std::int64_t /*count*/) {}
 const WordsTable& bf16_lines() {
   static const WordsTable none{};
@@ -389,6 +420,8 @@ void pair_runs(const BFloat16* /*from*/, const std::int64_t* /*places*/, std::in
                std::int64_t /*count*/, float* /*to*/) {}
 void pair_lines(const BFloat16* /*from*/, std::int64_t /*line_step*/, std::int64_t /*channels*/, std::int64_t /*count*/,
                 float* /*even*/, float* /*odd*/, std::int64_t /*to_step*/) {}
+void pair_channels(const BFloat16* /*from*/, std::int64_t /*line_step*/, std::int64_t /*channels*/,
+                   std::int64_t /*count*/, float* /*to*/, std::int64_t /*to_step*/) {}
 
 #endif
 

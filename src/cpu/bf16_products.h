@@ -17,10 +17,6 @@ bool has_bf16_products();
 // rounded, count as zero.
 const MathOps<float>::CellsTable& bf16_cells();
 
-// Turns `count` floats that are bfloat16 numbers into pairs of neighbours, where they are: to[i] = (from[2 i], from[2 i
-// + 1]), an odd one beside zero.
-void pair_neighbours(float* line, std::int64_t count);
-
 // Rows of `width` floats, whole vectors, into rows of pairs, where they are: row k = rows 2 k and 2 k + 1.
 void pair_rows(float* rows, std::int64_t width, std::int64_t count);
 
@@ -53,5 +49,11 @@ void pair_runs(const BFloat16* from, const std::int64_t* places, std::int64_t ru
 inline constexpr std::int64_t kPairedChannels = 16;
 void pair_lines(const BFloat16* from, std::int64_t line_step, std::int64_t channels, std::int64_t count, float* even,
                 float* odd, std::int64_t to_step);
+
+// Lines of `count` numbers of up to 32 channels become rows of words: word i of row p has the numbers p of the channels
+// 2 i and 2 i + 1, an odd one beside zero.
+inline constexpr std::int64_t kTransposedChannels = 32;
+void pair_channels(const BFloat16* from, std::int64_t line_step, std::int64_t channels, std::int64_t count, float* to,
+                   std::int64_t to_step);
 
 }  // namespace tconv::cpu

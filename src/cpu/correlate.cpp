@@ -15,6 +15,7 @@
 #include "cpu/cell_places.h"
 #include "cpu/packed_weights.h"
 #include "cpu/packing.h"
+#include "cpu/pair_source.h"
 #include "cpu/panels.h"
 #include "cpu/past_caches.h"
 #include "cpu/phases_kernels.h"
@@ -106,7 +107,7 @@ class Correlate final : public Kernel {
     }
     stores_in_place_ = rounds_in_place_ || writes_in_place(roles_, chunk_if_inside());
     // Like the lines, an odd number of cache lines.
-    cell_step_ = round_up(chunk_ * roles_.interleaved, kMostLanes);
+    cell_step_ = round_up(pairs_ ? ceil_div(chunk_, 2) : chunk_ * roles_.interleaved, kMostLanes);
     cell_step_ += cell_step_ / kMostLanes % 2 == 0 ? kMostLanes : 0;
     if (tiling_.tiles() > 1 && tiling_.all_taps() > 0 && !empty_) plan_stages();
     if (stages_.empty() && !channels_inside_) {
@@ -568,11 +569,16 @@ class Correlate final : public Kernel {
         }
       }
       if (cells == nullptr) {
-        const PackedSteps steps{1, cell_step_, roles_.interleaved, roles_.source_channels};
-        cells = pack_cells(tile, {first, roles_.source_strides, channels}, steps, source).first;
+        const View<const E> view{first, roles_.source_strides, channels};
         if constexpr (std::is_same_v<E, BFloat16>) {
-          const std::int64_t positions = static_cast<std::int64_t>(tiling_.sources().size()) * tiling_.plane_size();
-          for (std::int64_t i = 0; pairs_ && i < positions; ++i) pair_neighbours(source + i * cell_step_, channels);
+          if (pairs_) {
+            pack_pairs(tiling_, tile, view, cell_step_, source);
+            cells = source + tiling_.lead() * cell_step_;
+          }
+        }
+        if (cells == nullptr) {
+          const PackedSteps steps{1, cell_step_, roles_.interleaved, roles_.source_channels};
+          cells = pack_cells(tile, view, steps, source).first;
         }
       }
       if (own != nullptr) pack_chunk(tensors, stage, block, c, channels, own);

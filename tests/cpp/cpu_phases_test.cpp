@@ -237,7 +237,7 @@ Problem dense_bf16(Direction direction, Random& random) {
     problem.out_channels = problem.groups * channels(48);
     for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
       Axis& axis = problem.axes[a];
-      axis.input = uniform(random, 1, problem.rank == 1 ? 90 : (problem.rank == 2 ? 11 : 5));
+      axis.input = uniform(random, 1, problem.rank == 1 ? 300 : (problem.rank == 2 ? 11 : 5));
       axis.stride = uniform(random, 1, 3);
       axis.kernel = chance(random, 0.4) ? axis.stride : uniform(random, 1, 5);
       axis.dilation = chance(random, 0.8) ? 1 : 2;
