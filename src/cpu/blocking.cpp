@@ -141,7 +141,8 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
 }
 
 bool fits_room(const Problem& problem, const Roles& roles, std::int64_t targets, std::int64_t taps) {
-  return round_up(targets, kMostLanes) * roles.source_channels * taps <= room_for_weights(problem);
+  return roles.stacked == 1 &&
+         round_up(targets, kMostLanes) * roles.source_channels * taps <= room_for_weights(problem);
 }
 
 bool rounds_in_place(const AxisMaps& maps, const Roles& roles, std::int64_t together) {
