@@ -31,8 +31,21 @@ inline Pairs broadcast_pair(const float* from) {  // anywhere: halves are aligne
   return (Pairs)_mm512_set1_epi32(pair);
 }
 
+inline __mmask16 first_words(std::int64_t count) {
+  return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
+}
+
+// The first `columns` numbers.
 template <int kVectors>
-inline void store_rounded(const __m512 (&sums)[kVectors], BFloat16* to, bool past_caches) {
+inline void store_rounded(const __m512 (&sums)[kVectors], BFloat16* to, std::int64_t columns, bool past_caches) {
+  if (columns < kVectors * kLanes) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const auto pairs = (__m256i)_mm512_cvtneps_pbh(sums[v]);
+      _mm256_mask_storeu_epi16(to + v * kLanes, first_words(columns - v * kLanes), pairs);
+    }
+    return;
+  }
 #pragma GCC unroll 4
   for (int v = 0; v + 1 < kVectors; v += 2) {
     const auto pairs = (__m512i)_mm512_cvtne2ps_pbh(sums[v + 1], sums[v]);
@@ -48,11 +61,37 @@ inline void store_rounded(const __m512 (&sums)[kVectors], BFloat16* to, bool pas
   }
 }
 
+// Products of some neighbouring k.
+template <int kSteps, int kRows, int kVectors>
+__attribute__((always_inline)) inline void add_products(__m512 (&sums)[kRows][kVectors],
+                                                        const float* const (&cells)[kRows], std::int64_t k,
+                                                        const float* b, std::int64_t b_step) {
+  Pairs columns[kSteps][kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) columns[i][v] = load_pairs(b + i * b_step + v * kLanes);
+  }
+  if constexpr (kVectors > 2) {  // wide panels come from the L2 cache
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(b + kAhead * b_step + v * kLanes);
+  }
+#pragma GCC unroll 32
+  for (int m = 0; m < kRows; ++m) {
+    const float* const cell = cells[m] + k;
+#pragma GCC unroll 4
+    for (int i = 0; i < kSteps; ++i) {
+      const Pairs row = broadcast_pair(cell + i);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], row, columns[i][v]);
+    }
+  }
+}
+
 template <int kRows, int kVectors>
 void multiply_pairs(const MultiplyCells<float>& job) {
   const std::int64_t b_step = job.b_step;
   __m512 sums[kRows][kVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -71,39 +110,31 @@ void multiply_pairs(const MultiplyCells<float>& job) {
     }
   }
   constexpr std::int64_t kLine = 16;  // k
+  // Tall tiles have more addresses than the processor has registers: they are loaded for several k.
+  constexpr int kSteps = kRows > kMostCells ? 4 : 1;
   const float* cells[kRows];
   for (std::int64_t p = 0; p < job.parts; ++p) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int m = 0; m < kRows; ++m) cells[m] = job.a + job.a_places[m] + job.offsets[p];
     const float* b = job.b + job.places[p] * b_step;
     for (std::int64_t k = 0; k < job.depth;) {
       for (int m = 0; m < kRows; ++m) __builtin_prefetch(job.a + job.a_places[m + kRows] + job.offsets[p] + k);
       const std::int64_t end = k + kLine < job.depth ? k + kLine : job.depth;
-      for (; k < end; ++k) {
-        Pairs columns[kVectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) columns[v] = load_pairs(b + v * kLanes);
-        if constexpr (kVectors > 2) {  // wide panels come from the L2 cache
-          for (int v = 0; v < kVectors; ++v) __builtin_prefetch(b + kAhead * b_step + v * kLanes);
-        }
-#pragma GCC unroll 16
-        for (int m = 0; m < kRows; ++m) {
-          const Pairs row = broadcast_pair(cells[m] + k);
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], row, columns[v]);
-        }
-        b += b_step;
+      for (; k + kSteps <= end; k += kSteps, b += kSteps * b_step) {
+        add_products<kSteps>(sums, cells, k, b, b_step);
       }
+      for (; k < end; ++k, b += b_step) add_products<1>(sums, cells, k, b, b_step);
     }
   }
   if (job.rounded != nullptr) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int m = 0; m < kRows; ++m) {
-      store_rounded<kVectors>(sums[m], job.rounded + job.c_places[m] + job.first_column, job.past_caches);
+      store_rounded<kVectors>(sums[m], job.rounded + job.c_places[m] + job.first_column, job.columns - job.first_column,
+                              job.past_caches);
     }
     return;
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(job.c + job.c_places[m] + v * kLanes, sums[m][v]);
@@ -125,9 +156,6 @@ void pair_rows_512(float* rows, std::int64_t width, std::int64_t count) {
   }
 }
 
-inline __mmask16 first_words(std::int64_t count) {
-  return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
-}
 inline __mmask32 first_numbers(std::int64_t count) {
   return static_cast<__mmask32>(count >= 2 * kLanes ? ~0U : count <= 0 ? 0U : (1U << count) - 1U);
 }
@@ -346,9 +374,9 @@ void pair_channels_512(const BFloat16* from, std::int64_t line_step, std::int64_
 #pragma GCC pop_options
 
 template <int... kRow>
-MathOps<float>::CellsTable make_table(std::integer_sequence<int, kRow...> /*rows*/) {
-  MathOps<float>::CellsTable table{};
-  ((table[kRow] = {multiply_pairs<kRow + 1, 1>, multiply_pairs<kRow + 1, 2>,
+PairsTable make_table(std::integer_sequence<int, kRow...> /*rows*/) {
+  PairsTable table{};
+  ((table[kRow] = {multiply_pairs<kRow + 1, 1>, kRow < 9 ? multiply_pairs<kRow + 1, 2> : nullptr,
                    kRow < 9 ? multiply_pairs<kRow + 1, 3> : nullptr, kRow < 6 ? multiply_pairs<kRow + 1, 4> : nullptr}),
    ...);
   return table;
@@ -371,8 +399,8 @@ bool has_bf16_products() {
   return supported && math_ops<float>().lanes == kLanes;
 }
 
-const MathOps<float>::CellsTable& bf16_cells() {
-  static const MathOps<float>::CellsTable table = make_table(std::make_integer_sequence<int, kMostCells>());
+const PairsTable& bf16_cells() {
+  static const PairsTable table = make_table(std::make_integer_sequence<int, kMostCellsAlone>());
   return table;
 }
 
@@ -405,8 +433,8 @@ void pair_channels(const BFloat16* from, std::int64_t line_step, std::int64_t ch
 #else
 
 bool has_bf16_products() { return false; }
-const MathOps<float>::CellsTable& bf16_cells() {
-  static const MathOps<float>::CellsTable none{};
+const PairsTable& bf16_cells() {
+  static const PairsTable none{};
   return none;
 }
 void pair_rows(float* /*rows*/, std::int64_t /*width*/, std::int64_t /*count*/) {}

@@ -15,7 +15,9 @@ bool has_bf16_products();
 
 // multiply_cells of pairs: a and b hold words, k counts words, c is float. Subnormal factors, and sums that are
 // rounded, count as zero.
-const MathOps<float>::CellsTable& bf16_cells();
+// Tiles of one vector are taller than others: only then do they have as many sums as two products a cycle want.
+using PairsTable = std::array<std::array<void (*)(const MultiplyCells<float>&), kMostVectors>, kMostCellsAlone>;
+const PairsTable& bf16_cells();
 
 // Rows of `width` floats, whole vectors, into rows of pairs, where they are: row k = rows 2 k and 2 k + 1.
 void pair_rows(float* rows, std::int64_t width, std::int64_t count);

@@ -27,7 +27,7 @@ constexpr double kMostRead = 0.7;          // of the products of a layer that le
 // Channels added up before the next tap's, where they have to be packed and where they are read in place.
 constexpr std::int64_t kMostTogether = 128;
 constexpr std::int64_t kMostInPlace = 1024;
-constexpr std::int64_t kMostRounded = 2048;   // multiply-adds of a sum of pairs that is rounded at once
+constexpr std::int64_t kMostRounded = 4096;   // multiply-adds of a sum of pairs that is rounded at once
 constexpr std::int64_t kPanelWeights = 4096;  // of a target channel, packed at a time
 
 // In cycles, roughly.
@@ -147,8 +147,7 @@ bool fits_room(const Problem& problem, const Roles& roles, std::int64_t targets,
 
 bool rounds_in_place(const AxisMaps& maps, const Roles& roles, std::int64_t together) {
   return together >= roles.source_channels && roles.reads_pairs && roles.interleaved == 1 &&
-         roles.target_strides[1] == 1 && roles.target_channels % kMostLanes == 0 &&
-         most_taps(maps) * together <= kMostRounded;
+         roles.target_strides[1] == 1 && most_taps(maps) * together <= kMostRounded;
 }
 
 double column_cost(std::int64_t columns) {

@@ -555,8 +555,12 @@ class Correlate final : public Kernel {
     const std::int64_t line = rounds_in_place_ ? 2 * kMostLanes : kMostLanes;
     const bool past_caches = chunk_ >= roles_.source_channels && size.vectors * math.lanes % line == 0 &&
                              writes_whole_lines(tensors.target, block);
-    T* const bias = rounds_in_place_ && tensors.bias != nullptr ? memory.bias.get(block.targets) : nullptr;
-    if (bias != nullptr) element_ops<E, T>().load(tensors.bias + target, 1, bias, 1, block.targets);
+    T* const bias =
+        rounds_in_place_ && tensors.bias != nullptr ? memory.bias.get(round_up(block.targets, kMostLanes)) : nullptr;
+    if (bias != nullptr) {
+      element_ops<E, T>().load(tensors.bias + target, 1, bias, 1, block.targets);
+      std::fill(bias + block.targets, bias + round_up(block.targets, kMostLanes), T{0});
+    }
     std::vector<std::int64_t> places;
     for (std::int64_t c = stage.first_channel; c < stage.last_channel; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, stage.last_channel - c);
@@ -601,6 +605,7 @@ class Correlate final : public Kernel {
             job.rounded = tensors.target + target + begin_in_tensor(phases[p].lattice, roles_.target_strides);
             if (known) job.rounded += CellPlaces::in_tensor(tile, phases[p].lattice, roles_.target_strides).begin();
             job.initial = bias;
+            job.columns = block.targets;
           }
         }
         if (sums == nullptr && !rounds_in_place_) sums = results.sums + tiling_.slot(p) * results.phase_size;

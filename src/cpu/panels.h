@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <vector>
@@ -106,8 +107,8 @@ class CellList {
     count_ += count;
     if (count_ == 0) return;
     // What follows the last tile.
-    a_.resize(count_ + kMostCells, a_.back());
-    c_.resize(count_ + kMostCells, c_.back());
+    a_.resize(count_ + kMostCellsAlone, a_.back());
+    c_.resize(count_ + kMostCellsAlone, c_.back());
   }
   std::int64_t count() const { return count_; }
 
@@ -120,14 +121,14 @@ class CellList {
     multiply_by(table, math, tile, columns, panels, job);
   }
 
-  // By a table of one's own.
-  template <typename T>
-  void multiply_by(const MathOps<T>::CellsTable& table, const MathOps<T>& math, const MathOps<T>::TileSize& tile,
-                   std::int64_t columns, const Panels<T>& panels, MultiplyCells<T> job) const {
+  // By a table of one's own. A panel of a single vector has its tallest tiles.
+  template <typename T, typename Table>
+  void multiply_by(const Table& table, const MathOps<T>& math, const MathOps<T>::TileSize& tile, std::int64_t columns,
+                   const Panels<T>& panels, MultiplyCells<T> job) const {
     const std::int64_t all = count();
     if (all == 0) return;
     const std::int64_t panel = tile.vectors * math.lanes;
-    const std::int64_t tiles = (all + tile.rows - 1) / tile.rows;
+    constexpr auto kTallest = static_cast<std::int64_t>(std::tuple_size_v<Table>);
     T* const c = job.c;
     const T* const initial = job.initial;
     for (std::int64_t n = 0; n < columns; n += panel) {
@@ -136,6 +137,8 @@ class CellList {
       job.c = c == nullptr ? nullptr : c + n;
       job.first_column = n;
       job.initial = initial == nullptr ? nullptr : initial + n;
+      const std::int64_t rows = kTallest > kMostCells && job.b_step == math.lanes ? kTallest : tile.rows;
+      const std::int64_t tiles = (all + rows - 1) / rows;
       for (std::int64_t i = 0; i < tiles; ++i) {
         const std::int64_t m = all * i / tiles;
         job.a_places = a_.data() + m;

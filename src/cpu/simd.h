@@ -50,7 +50,8 @@ struct MultiplyCells {
   bool accumulate = false;      // otherwise c begins with
   const T* initial = nullptr;   // [n], or zeros
   bool past_caches = false;     // c is whole cache lines that nobody reads soon
-  BFloat16* rounded = nullptr;  // pairs of bfloat16: rounded[c_places[m] + first_column + n] instead of c
+  BFloat16* rounded = nullptr;  // pairs of bfloat16: rounded[c_places[m] + first_column + n] instead of c,
+  std::int64_t columns = 0;     // first_column + n < columns
 };
 
 // The same product where the steps of both lie in `parts` pieces of `depth` positions each:
@@ -98,9 +99,10 @@ struct Dot {
   std::int64_t c_step = 0;
 };
 
-inline constexpr std::int64_t kMostRows = 14;  // rows of a register tile, at most
-inline constexpr std::int64_t kMostCells = 9;  // rows of a tile each of which needs an address
-inline constexpr std::int64_t kDotRows = 4;    // both sides of a tile of dot products, at most
+inline constexpr std::int64_t kMostRows = 14;        // rows of a register tile, at most
+inline constexpr std::int64_t kMostCells = 9;        // rows of a tile each of which needs an address
+inline constexpr std::int64_t kMostCellsAlone = 24;  // the same beside one vector of pairs of bfloat16
+inline constexpr std::int64_t kDotRows = 4;          // both sides of a tile of dot products, at most
 inline constexpr std::int64_t kMostVectors = 4;
 
 // Groups that are interleaved, at most: what they read for one k is broadcast at once, 16 bytes.
