@@ -37,15 +37,16 @@ inline __mmask16 first_words(std::int64_t count) {
 
 // The first `columns` numbers.
 template <int kVectors>
-inline void store_rounded(const __m512 (&sums)[kVectors], BFloat16* to, std::int64_t columns, bool past_caches) {
-  if (columns < kVectors * kLanes) {
+inline void store_some_rounded(const __m512 (&sums)[kVectors], BFloat16* to, std::int64_t columns) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const auto pairs = (__m256i)_mm512_cvtneps_pbh(sums[v]);
-      _mm256_mask_storeu_epi16(to + v * kLanes, first_words(columns - v * kLanes), pairs);
-    }
-    return;
+  for (int v = 0; v < kVectors; ++v) {
+    const auto pairs = (__m256i)_mm512_cvtneps_pbh(sums[v]);
+    _mm256_mask_storeu_epi16(to + v * kLanes, first_words(columns - v * kLanes), pairs);
   }
+}
+
+template <int kVectors>
+inline void store_rounded(const __m512 (&sums)[kVectors], BFloat16* to, bool past_caches) {
 #pragma GCC unroll 4
   for (int v = 0; v + 1 < kVectors; v += 2) {
     const auto pairs = (__m512i)_mm512_cvtne2ps_pbh(sums[v + 1], sums[v]);
@@ -120,17 +121,26 @@ void multiply_pairs(const MultiplyCells<float>& job) {
     for (std::int64_t k = 0; k < job.depth;) {
       for (int m = 0; m < kRows; ++m) __builtin_prefetch(job.a + job.a_places[m + kRows] + job.offsets[p] + k);
       const std::int64_t end = k + kLine < job.depth ? k + kLine : job.depth;
-      for (; k + kSteps <= end; k += kSteps, b += kSteps * b_step) {
-        add_products<kSteps>(sums, cells, k, b, b_step);
+      if constexpr (kSteps > 1) {
+        for (; k + kSteps <= end; k += kSteps, b += kSteps * b_step) {
+          add_products<kSteps>(sums, cells, k, b, b_step);
+        }
       }
       for (; k < end; ++k, b += b_step) add_products<1>(sums, cells, k, b, b_step);
     }
   }
+  if (const std::int64_t columns = job.columns - job.first_column;
+      job.rounded != nullptr && columns < kVectors * kLanes) {
+#pragma GCC unroll 32
+    for (int m = 0; m < kRows; ++m) {
+      store_some_rounded<kVectors>(sums[m], job.rounded + job.c_places[m] + job.first_column, columns);
+    }
+    return;
+  }
   if (job.rounded != nullptr) {
 #pragma GCC unroll 32
     for (int m = 0; m < kRows; ++m) {
-      store_rounded<kVectors>(sums[m], job.rounded + job.c_places[m] + job.first_column, job.columns - job.first_column,
-                              job.past_caches);
+      store_rounded<kVectors>(sums[m], job.rounded + job.c_places[m] + job.first_column, job.past_caches);
     }
     return;
   }

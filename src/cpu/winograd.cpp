@@ -548,9 +548,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
   if (lines && (wastes || kSchemes[fast.axes[0].scheme].taps == 2)) {
     return Proposal::decline("rows of " + std::to_string(roles.target_channels) + " target channels save more");
   }
-  const bool pairs = roles.multiplies_pairs && plain_together > 0;
-  const bool at_once = rounds_in_place(plain, roles, plain_together) && roles.target_channels >= 2 * kMostLanes;
-  if (pairs && (at_once || kSchemes[fast.axes[0].scheme].taps == 2)) {
+  if (roles.multiplies_pairs && plain_together > 0) {
     return Proposal::decline("products of pairs of bfloat16 save more");
   }
   const AxisMaps maps = with_room_for(fast.axes, plain);
