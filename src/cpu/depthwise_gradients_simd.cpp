@@ -39,15 +39,12 @@ HWY_INLINE hn::Vec<D> load_some(D tag, const E* from, const First<D>& first) {
     return hn::LoadU(tag, from);
   } else if constexpr (std::is_same_v<E, T> && kMaskedStores) {
     return hn::MaskedLoad(first.mask, tag, from);
-  } else if constexpr (std::is_same_v<E, BFloat16> && !kPartial) {
-    const hn::Rebind<std::uint16_t, D> bits;
-    const hn::RebindToUnsigned<D> wide;
-    const auto loaded = hn::LoadU(bits, reinterpret_cast<const std::uint16_t*>(from));
-    return hn::BitCast(tag, hn::ShiftLeft<16>(hn::PromoteTo(wide, loaded)));
+  } else if constexpr (!kPartial) {
+    return load_widened(tag, from);
   } else {
     constexpr std::int64_t kLanes = hn::MaxLanes(D());
     T values[kLanes] = {};
-    for (std::int64_t i = 0; i < (kPartial ? first.count : kLanes); ++i) values[i] = widen<E, T>(from[i]);
+    for (std::int64_t i = 0; i < first.count; ++i) values[i] = widen<E, T>(from[i]);
     return hn::LoadU(tag, values);
   }
 }
@@ -60,6 +57,8 @@ HWY_INLINE void store_some(D tag, hn::Vec<D> vector, E* to, const First<D>& firs
     kPastCaches ? hn::Stream(vector, tag, to) : hn::StoreU(vector, tag, to);
   } else if constexpr (std::is_same_v<E, T> && kMaskedStores) {
     hn::BlendedStore(vector, first.mask, tag, to);
+  } else if constexpr (!kPartial) {
+    store_narrowed(tag, vector, to);
   } else {
     T values[hn::MaxLanes(D())];
     hn::StoreU(vector, tag, values);

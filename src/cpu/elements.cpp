@@ -114,7 +114,14 @@ void store(const T* HWY_RESTRICT from, std::int64_t from_step, E* to, std::int64
     if constexpr (std::is_same_v<E, T>) {
       store_row(from, to, count, bias);
     } else {
-      for (std::int64_t i = 0; i < count; ++i) to[i] = narrow<E, T>(from[i] + bias);
+      std::int64_t i = 0;
+      if constexpr (kMovesVectors<E, T>) {
+        const hn::ScalableTag<T> tag;
+        const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+        const auto every = hn::Set(tag, bias);
+        for (; i + lanes <= count; i += lanes) store_narrowed(tag, hn::Add(hn::LoadU(tag, from + i), every), to + i);
+      }
+      for (; i < count; ++i) to[i] = narrow<E, T>(from[i] + bias);
     }
   } else if (from_step == 1) {
     for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = narrow<E, T>(from[i] + bias);
@@ -230,22 +237,23 @@ void interleave(const Interleave<E, T>& job) {
 template <typename E, typename T>
 HWY_INLINE void store_cell(const StoreCells<E, T>& job, const T* HWY_RESTRICT from, E* HWY_RESTRICT to) {
   std::int64_t c = 0;
-  if constexpr (std::is_same_v<E, T>) {
+  if constexpr (kMovesVectors<E, T>) {
     const hn::ScalableTag<T> tag;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
     const auto with_bias = [&](auto values) {
-      return job.bias == nullptr ? values : hn::Add(values, hn::LoadU(tag, job.bias + c));
+      return job.bias == nullptr ? values : hn::Add(values, load_widened(tag, job.bias + c));
+    };
+    const auto put = [&](auto values) {
+      if constexpr (std::is_same_v<E, T>) {
+        if (job.past_caches && job.channel_step == 1) return hn::Stream(values, tag, to + c);
+      }
+      store_narrowed(tag, values, to + c);
     };
     if (job.channel_step == 1) {
-      for (; c + lanes <= job.channels; c += lanes) {
-        const auto values = with_bias(hn::LoadU(tag, from + c));
-        job.past_caches ? hn::Stream(values, tag, to + c) : hn::StoreU(values, tag, to + c);
-      }
+      for (; c + lanes <= job.channels; c += lanes) put(with_bias(hn::LoadU(tag, from + c)));
     } else if (Strided<T>::fits(job.channel_step)) {
       const Strided<T> strided(job.channel_step);
-      for (; c + lanes <= job.channels; c += lanes) {
-        hn::StoreU(with_bias(strided(from + c * job.channel_step)), tag, to + c);
-      }
+      for (; c + lanes <= job.channels; c += lanes) put(with_bias(strided(from + c * job.channel_step)));
     }
   }
   for (; c < job.channels; ++c) {
@@ -323,21 +331,6 @@ void load_lines(const E* from, const std::int64_t* offsets, T* to, std::int64_t 
 template <typename E, typename T>
 HWY_INLINE T bias_of(const StoreRows<E, T>& job, std::int64_t channel) {
   return job.bias == nullptr ? T{0} : widen<E, T>(job.bias[channel]);
-}
-
-// A whole vector, as to_bfloat16 rounds.
-template <class D>
-HWY_INLINE void store_rounded(D tag, hn::Vec<D> values, BFloat16* to) {
-  const hn::RebindToUnsigned<D> words;
-  const hn::Rebind<std::uint16_t, D> halves;
-  const auto bits = hn::BitCast(words, values);
-  const auto upper = hn::ShiftRight<16>(bits);
-  const auto odd = hn::And(upper, hn::Set(words, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(words, 0x7fff))));
-  const auto quiet = hn::Or(upper, hn::Set(words, 0x40));
-  const auto is_number = hn::RebindMask(words, hn::Eq(values, values));
-  const auto all = hn::IfThenElse(is_number, rounded, quiet);
-  hn::StoreU(hn::TruncateTo(halves, all), halves, reinterpret_cast<std::uint16_t*>(to));
 }
 
 // As many rows as a vector has lanes, of some channels, into to[channel to_step]; `lines`: each is a whole cache line.
@@ -458,35 +451,44 @@ void scatter(const Scatter<E, T>& job) {
 template <typename E, typename T>
 bool pack_whole_taps(const PackWeights<E, T>& job) {
   constexpr std::int64_t kMost = 64;  // elements of a target at a time
+  // Numbers of other types are gathered vector by vector.
+  constexpr std::int64_t kMostTaps = std::is_same_v<E, T> ? kMost : 1024;
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  if (!kMaskedStores || !job.whole_taps || job.tap_count == 0 || job.tap_count > kMost || lanes < 4) return false;
-  const PackTap* in_order[kMost] = {};
+  if (!kMaskedStores || !job.whole_taps || job.tap_count == 0 || job.tap_count > kMostTaps || lanes < 4) return false;
+  const PackTap* in_order[kMostTaps];
+  std::fill_n(in_order, job.tap_count, nullptr);
   for (std::int64_t t = 0; t < job.tap_count; ++t) in_order[job.taps[t].from] = job.taps + t;
   // Expanded weights: several taps are one element.
   if (std::find(in_order, in_order + job.tap_count, nullptr) != in_order + job.tap_count) return false;
-  const std::int64_t together = job.channel_step == job.tap_count ? kMost / job.tap_count : 1;
+  const std::int64_t together =
+      job.channel_step == job.tap_count ? std::max<std::int64_t>(kMost / job.tap_count, 1) : 1;
   if (!std::is_same_v<E, T> && together * job.tap_count < lanes) return false;  // widened vector by vector
   T packed[kMost * HWY_MAX_BYTES / sizeof(T)];
   const std::int64_t end = job.first_channel + job.channels;
   for (std::int64_t c = job.first_channel; c < end; c += together) {
-    const std::int64_t channels = std::min(together, end - c);
-    const std::int64_t count = channels * job.tap_count;
+    const std::int64_t count = std::min(together, end - c) * job.tap_count;
     for (std::int64_t first = 0; first < job.width; first += lanes) {
       const std::int64_t valid = std::min(lanes, job.valid - first);
       const E* const targets = job.source + c * job.channel_step + first * job.target_step;
       if (valid < lanes) std::fill(std::begin(packed), std::end(packed), T{0});
-      load_channels<E, T>(targets, job.target_step, packed, lanes, valid, count);
       const auto whole = hn::FirstN(tag, job.width - first);
-      const T* row = packed;
-      for (std::int64_t channel = c; channel < c + channels; ++channel) {
-        for (std::int64_t t = 0; t < job.tap_count; ++t, row += lanes) {
+      std::int64_t channel = c;
+      std::int64_t t = 0;
+      for (std::int64_t piece = 0; piece < count; piece += kMost) {
+        const std::int64_t here = std::min(kMost, count - piece);
+        load_channels<E, T>(targets + piece, job.target_step, packed, lanes, valid, here);
+        for (const T* row = packed; row < packed + here * lanes; row += lanes) {
           const PackTap& tap = *in_order[t];
           T* const to = job.packed + tap.to + channel * tap.to_step + first;
           if (first + lanes <= job.width) {
             hn::StoreU(hn::LoadU(tag, row), tag, to);
           } else {
             hn::BlendedStore(hn::LoadU(tag, row), whole, tag, to);
+          }
+          if (++t == job.tap_count) {
+            t = 0;
+            ++channel;
           }
         }
       }

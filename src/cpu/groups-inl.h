@@ -57,9 +57,9 @@ class ShortTranspose {
   template <int kVectors, typename Use>
   HWY_INLINE void with(const Use& use) const {
     const hn::ScalableTag<T> tag;
-    use([&](const T* from, const auto& store) HWY_ATTR {
+    use([&](const auto* from, const auto& store) HWY_ATTR {
       hn::Vec<decltype(tag)> row[kVectors];
-      for (int v = 0; v < kVectors; ++v) row[v] = hn::LoadU(tag, from + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) row[v] = load_widened(tag, from + v * kLanes);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const auto indices = hn::Load(hn::RebindToSigned<decltype(tag)>(), lanes_ + v * kLanes);
@@ -109,17 +109,20 @@ void store_groups(const StoreCells<E, T>& job) {
   const GroupTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
 #if TCONV_CPU_LOOKS_UP_PAIRS
-  if constexpr (std::is_same_v<E, T>) {
+  if constexpr (kMovesVectors<E, T>) {
     if (job.group_step == job.channels && ShortTranspose<T>::fits(kGroups * job.channels)) {
       const hn::ScalableTag<T> whole;
       const ShortTranspose<T> transpose(job.channels, kGroups);
       transpose([&](const auto& transpose_cell) HWY_ATTR {
         for (std::int64_t i = 0; i < job.cells; ++i) {
           for (std::int64_t p = 0; p < job.phases; ++p) {
-            T* const to = job.to + i * job.to_step + p * job.phase_step;
+            E* const to = job.to + i * job.to_step + p * job.phase_step;
             transpose_cell(job.from + job.places[p] + i * job.cell_step, [&](std::int64_t first, auto values) HWY_ATTR {
-              if (job.bias != nullptr) values = hn::Add(values, hn::LoadU(whole, job.bias + first));
-              job.past_caches ? hn::Stream(values, whole, to + first) : hn::StoreU(values, whole, to + first);
+              if (job.bias != nullptr) values = hn::Add(values, load_widened(whole, job.bias + first));
+              if constexpr (std::is_same_v<E, T>) {
+                if (job.past_caches) return hn::Stream(values, whole, to + first);
+              }
+              store_narrowed(whole, values, to + first);
             });
           }
         }
@@ -133,12 +136,12 @@ void store_groups(const StoreCells<E, T>& job) {
       const T* const from = job.from + job.places[p] + i * job.cell_step;
       E* const to = job.to + i * job.to_step + p * job.phase_step;
       std::int64_t c = 0;
-      if constexpr (std::is_same_v<E, T>) {
+      if constexpr (kMovesVectors<E, T>) {
         for (; c + lanes <= job.channels; c += lanes) {
           take_apart_groups<kGroups>(tag, from + c * kGroups, [&](std::int64_t g, auto values) HWY_ATTR {
             const std::int64_t channel = g * job.group_step + c;
-            if (job.bias != nullptr) values = hn::Add(values, hn::LoadU(tag, job.bias + channel));
-            hn::StoreU(values, tag, to + channel);
+            if (job.bias != nullptr) values = hn::Add(values, load_widened(tag, job.bias + channel));
+            store_narrowed(tag, values, to + channel);
           });
         }
       }
@@ -158,20 +161,20 @@ void load_few_groups(const LoadGroups<E, T>& job) {
   const GroupTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
 #if TCONV_CPU_LOOKS_UP_PAIRS
-  if constexpr (std::is_same_v<E, T>) {
+  if constexpr (kMovesVectors<E, T>) {
     if (job.group_step == job.channels && ShortTranspose<T>::fits(kGroups * job.channels)) {
       const hn::ScalableTag<T> whole;
       const ShortTranspose<T> transpose(kGroups, job.channels);
       // Cells of a lattice are far apart, and rows short: nothing foretells what is read next.
       const std::int64_t cells_ahead = std::max<std::int64_t>(12 / job.lattices, 2);
-      constexpr std::int64_t kLine = 64 / sizeof(T);
+      constexpr std::int64_t kLine = 64 / sizeof(E);
       transpose([&](const auto& transpose_cell) HWY_ATTR {
         for (std::int64_t i = 0; i < job.cells; ++i) {
           const std::int64_t ahead = i + cells_ahead;
-          const T* const asked =
+          const E* const asked =
               ahead < job.cells ? job.from + ahead * job.cell_step : job.next + (ahead - job.cells) * job.cell_step;
           for (std::int64_t l = 0; l < job.lattices; ++l) {
-            const T* const later = asked + job.from_places[l];
+            const E* const later = asked + job.from_places[l];
             for (std::int64_t c = 0; c < kGroups * job.channels; c += kLine) hwy::Prefetch(later + c);
             T* const to = job.to + job.to_places[l] + i * job.to_step;
             transpose_cell(job.from + job.from_places[l] + i * job.cell_step,
@@ -188,9 +191,9 @@ void load_few_groups(const LoadGroups<E, T>& job) {
       const E* const from = job.from + job.from_places[l] + i * job.cell_step;
       T* const to = job.to + job.to_places[l] + i * job.to_step;
       std::int64_t c = 0;
-      if constexpr (std::is_same_v<E, T>) {
+      if constexpr (kMovesVectors<E, T>) {
         for (; c + lanes <= job.channels; c += lanes) {
-          const auto group = [&](std::int64_t g) { return hn::LoadU(tag, from + g * job.group_step + c); };
+          const auto group = [&](std::int64_t g) { return load_widened(tag, from + g * job.group_step + c); };
           if constexpr (kGroups == 2) hn::StoreInterleaved2(group(0), group(1), tag, to + c * kGroups);
           if constexpr (kGroups == 4) {
             hn::StoreInterleaved4(group(0), group(1), group(2), group(3), tag, to + c * kGroups);

@@ -1,5 +1,5 @@
-// Transposition in registers, the element types as arithmetic, and rows of results: what several files share, built
-// once per instruction set. The guard is Highway's: it lets the file in again for each of them.
+// Transposition in registers, and rows of results: what several files share, built once per instruction set. The guard
+// is Highway's: it lets the file in again for each of them.
 #if defined(TCONV_CPU_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TCONV_CPU_TRANSPOSE_INL_H_
 #undef TCONV_CPU_TRANSPOSE_INL_H_
@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cpu/scalar.h"
+#include "cpu/halves-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tconv::cpu {
@@ -36,26 +36,6 @@ HWY_INLINE void keep_in_register([[maybe_unused]] V& vector) {
 // Elements of a block of 16 bytes, within which vectors are shuffled.
 template <typename T>
 constexpr std::int64_t kBlock = 16 / sizeof(T);
-
-template <typename E, typename T>
-HWY_INLINE T widen(E value) {
-  if constexpr (std::is_same_v<E, T>) {
-    return value;
-  } else {
-    return to_float(value);
-  }
-}
-
-template <typename E, typename T>
-HWY_INLINE E narrow(T value) {
-  if constexpr (std::is_same_v<E, T>) {
-    return value;
-  } else if constexpr (std::is_same_v<E, Float16>) {
-    return to_float16(value);
-  } else {
-    return to_bfloat16(value);
-  }
-}
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
 #define TCONV_CPU_LOOKS_UP_PAIRS 1
@@ -233,6 +213,11 @@ void put_row(const T* from, E* to, std::int64_t count, bool past_caches) {
     for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(tag, from + i), tag, to + i);
     if (i < count) copy_few(tag, from + i, to + i, count - i);
   } else {
+    if constexpr (kMovesVectors<E, T>) {
+      const hn::ScalableTag<T> tag;
+      const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+      for (; i + lanes <= count; i += lanes) store_narrowed(tag, hn::LoadU(tag, from + i), to + i);
+    }
     for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
   }
 }

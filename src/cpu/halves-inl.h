@@ -1,0 +1,99 @@
+// The element types as arithmetic, one by one and in vectors: what several files share, built once per instruction set.
+// The guard is Highway's: it lets the file in again for each of them.
+#if defined(TCONV_CPU_HALVES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TCONV_CPU_HALVES_INL_H_
+#undef TCONV_CPU_HALVES_INL_H_
+#else
+#define TCONV_CPU_HALVES_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/scalar.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tconv::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <typename E, typename T>
+HWY_INLINE T widen(E value) {
+  if constexpr (std::is_same_v<E, T>) {
+    return value;
+  } else {
+    return to_float(value);
+  }
+}
+
+template <typename E, typename T>
+HWY_INLINE E narrow(T value) {
+  if constexpr (std::is_same_v<E, T>) {
+    return value;
+  } else if constexpr (std::is_same_v<E, Float16>) {
+    return to_float16(value);
+  } else {
+    return to_bfloat16(value);
+  }
+}
+
+// Whether vectors of T are made of elements E by a few instructions.
+template <typename E, typename T>
+constexpr bool kMovesVectors = std::is_same_v<E, T> || std::is_same_v<E, BFloat16>;
+
+template <typename E, class D>
+HWY_INLINE hn::Vec<D> load_widened(D tag, const E* from) {
+  using T = hn::TFromD<D>;
+  if constexpr (std::is_same_v<E, T>) {
+    return hn::LoadU(tag, from);
+  } else if constexpr (std::is_same_v<E, BFloat16>) {
+    const hn::Rebind<std::uint16_t, D> halves;
+    const hn::RebindToUnsigned<D> words;
+    const auto loaded = hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(from));
+    return hn::BitCast(tag, hn::ShiftLeft<16>(hn::PromoteTo(words, loaded)));
+  } else {
+    constexpr std::int64_t kLanes = hn::MaxLanes(D());
+    T values[kLanes];
+    for (std::int64_t i = 0; i < kLanes; ++i) values[i] = widen<E, T>(from[i]);
+    return hn::LoadU(tag, values);
+  }
+}
+
+// A whole vector, as to_bfloat16 rounds.
+template <class D>
+HWY_INLINE void store_rounded(D /*tag*/, hn::Vec<D> values, BFloat16* to) {
+  const hn::RebindToUnsigned<D> words;
+  const hn::Rebind<std::uint16_t, D> halves;
+  const auto bits = hn::BitCast(words, values);
+  const auto upper = hn::ShiftRight<16>(bits);
+  const auto odd = hn::And(upper, hn::Set(words, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(words, 0x7fff))));
+  const auto quiet = hn::Or(upper, hn::Set(words, 0x40));
+  const auto is_number = hn::RebindMask(words, hn::Eq(values, values));
+  const auto all = hn::IfThenElse(is_number, rounded, quiet);
+  hn::StoreU(hn::TruncateTo(halves, all), halves, reinterpret_cast<std::uint16_t*>(to));
+}
+
+template <typename E, class D>
+HWY_INLINE void store_narrowed(D tag, hn::Vec<D> values, E* to) {
+  using T = hn::TFromD<D>;
+  if constexpr (std::is_same_v<E, T>) {
+    hn::StoreU(values, tag, to);
+  } else if constexpr (std::is_same_v<E, BFloat16>) {
+    store_rounded(tag, values, to);
+  } else {
+    constexpr std::int64_t kLanes = hn::MaxLanes(D());
+    T some[kLanes];
+    hn::StoreU(values, tag, some);
+    for (std::int64_t i = 0; i < kLanes; ++i) to[i] = narrow<E, T>(some[i]);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tconv::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif
