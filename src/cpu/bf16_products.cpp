@@ -192,7 +192,24 @@ void multiply_words(const MultiplyWords& job) {
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) rows[m] = job.a + (kLines ? m * job.a_step : m);
   const std::int64_t depth = job.depth;
-  for (std::int64_t k = 0; k < depth; ++k) {
+  std::int64_t k = 0;
+  if constexpr (kLines && kRows > kMostCells) {  // more addresses than registers: they are loaded for several k
+    constexpr int kSteps = 4;
+    for (; k + kSteps <= depth; k += kSteps) {
+      Pairs columns[kSteps];
+#pragma GCC unroll 4
+      for (int i = 0; i < kSteps; ++i) columns[i] = load_pairs(job.b + job.offsets[k + i]);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const float* const row = rows[m] + k;
+#pragma GCC unroll 4
+        for (int i = 0; i < kSteps; ++i) {
+          sums[m][0] = _mm512_dpbf16_ps(sums[m][0], broadcast_pair(row + i), columns[i]);
+        }
+      }
+    }
+  }
+  for (; k < depth; ++k) {
     const float* const b = job.b + job.offsets[k];
     Pairs columns[kVectors];
 #pragma GCC unroll 4
@@ -395,7 +412,7 @@ PairsTable make_table(std::integer_sequence<int, kRow...> /*rows*/) {
 template <bool kLines, int... kRow>
 WordsTable make_words_table(std::integer_sequence<int, kRow...> /*rows*/) {
   WordsTable table{};
-  ((table[kRow] = {multiply_words<kRow + 1, 1, kLines>, multiply_words<kRow + 1, 2, kLines>,
+  ((table[kRow] = {multiply_words<kRow + 1, 1, kLines>, kRow < 9 ? multiply_words<kRow + 1, 2, kLines> : nullptr,
                    kRow < 9 ? multiply_words<kRow + 1, 3, kLines> : nullptr,
                    kRow < 6 ? multiply_words<kRow + 1, 4, kLines> : nullptr}),
    ...);
@@ -417,11 +434,11 @@ const PairsTable& bf16_cells() {
 void pair_rows(float* rows, std::int64_t width, std::int64_t count) { pair_rows_512(rows, width, count); }
 
 const WordsTable& bf16_lines() {
-  static const WordsTable table = make_words_table<true>(std::make_integer_sequence<int, kMostCells>());
+  static const WordsTable table = make_words_table<true>(std::make_integer_sequence<int, kMostWordRows>());
   return table;
 }
 const WordsTable& bf16_columns() {
-  static const WordsTable table = make_words_table<false>(std::make_integer_sequence<int, kMostCells>());
+  static const WordsTable table = make_words_table<false>(std::make_integer_sequence<int, kMostWordRows>());
   return table;
 }
 void pair_cells(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to) {

@@ -33,7 +33,8 @@ struct MultiplyWords {
   std::int64_t c_step = 0;  // from m to m + 1
 };
 
-using WordsTable = std::array<std::array<void (*)(const MultiplyWords&), kMostVectors>, kMostCells>;
+inline constexpr std::int64_t kMostWordRows = 16;  // beside one vector; kMostCells beside more
+using WordsTable = std::array<std::array<void (*)(const MultiplyWords&), kMostVectors>, kMostWordRows>;
 const WordsTable& bf16_lines();    // a(m, k) = a[m a_step + k]
 const WordsTable& bf16_columns();  // a(m, k) = a[k a_step + m]
 

@@ -7,6 +7,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <numeric>
 #include <type_traits>
@@ -256,6 +257,17 @@ HWY_INLINE void store_cell(const StoreCells<E, T>& job, const T* HWY_RESTRICT fr
       for (; c + lanes <= job.channels; c += lanes) put(with_bias(strided(from + c * job.channel_step)));
     }
   }
+#if TCONV_CPU_MASKS_HALVES
+  if constexpr (std::is_same_v<E, BFloat16>) {
+    if (job.channel_step == 1 && c < job.channels) {
+      const hn::ScalableTag<T> tag;
+      const std::int64_t count = job.channels - c;
+      auto values = hn::MaskedLoad(hn::FirstN(tag, count), tag, from + c);
+      if (job.bias != nullptr) values = hn::Add(values, load_some_widened(tag, job.bias + c, count));
+      return store_some_rounded(tag, values, to + c, count);
+    }
+  }
+#endif
   for (; c < job.channels; ++c) {
     to[c] = narrow<E, T>(from[c * job.channel_step] + (job.bias == nullptr ? T{0} : widen<E, T>(job.bias[c])));
   }
@@ -294,6 +306,29 @@ std::int64_t store_lines(const StoreCells<T, T>& job) {
   return std::min(done, job.channels);
 }
 
+// Cells whose channels are lines, a vector of them at a time: they are rounded together. Returns how many.
+template <int kChannels, typename T>
+std::int64_t store_lines_of(const StoreCells<BFloat16, T>& job) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  BFloat16 rounded[kChannels * kLanes];
+  std::int64_t done = 0;
+  for (; done + kLanes <= job.cells; done += kLanes) {
+    for (std::int64_t p = 0; p < job.phases; ++p) {
+      const T* const from = job.from + job.places[p] + done;
+      for (int c = 0; c < kChannels; ++c) {
+        const auto bias = hn::Set(tag, job.bias == nullptr ? T{0} : widen<BFloat16, T>(job.bias[c]));
+        store_rounded(tag, hn::Add(hn::LoadU(tag, from + c * job.channel_step), bias), rounded + c * kLanes);
+      }
+      BFloat16* to = job.to + done * job.to_step + p * job.phase_step;
+      for (std::int64_t i = 0; i < kLanes; ++i, to += job.to_step) {
+        for (int c = 0; c < kChannels; ++c) to[c] = rounded[c * kLanes + i];
+      }
+    }
+  }
+  return done;
+}
+
 template <typename E, typename T>
 void store_cells(const StoreCells<E, T>& job) {
   if (job.interleaved == 2) return store_groups<E, T, 2>(job);
@@ -301,15 +336,24 @@ void store_cells(const StoreCells<E, T>& job) {
   StoreCells<E, T> rest = job;
   if constexpr (std::is_same_v<E, T>) {
     if (job.channel_step != 1 && job.cell_step == 1) {
-      const std::int64_t done = store_lines(job);
-      rest.channels -= done;
-      rest.from += done * job.channel_step;
-      rest.to += done;
-      rest.bias += job.bias == nullptr ? 0 : done;
+      const std::int64_t lines = store_lines(job);
+      rest.channels -= lines;
+      rest.from += lines * job.channel_step;
+      rest.to += lines;
+      rest.bias += job.bias == nullptr ? 0 : lines;
       if (rest.channels == 0) return;
     }
   }
-  for (std::int64_t i = 0; i < job.cells; ++i) {
+  std::int64_t done = 0;
+  if constexpr (std::is_same_v<E, BFloat16>) {
+    if (job.cell_step == 1 && job.channel_step != 1) {
+      constexpr std::array kFew = {store_lines_of<1, T>, store_lines_of<2, T>, store_lines_of<3, T>,
+                                   store_lines_of<4, T>, store_lines_of<5, T>, store_lines_of<6, T>,
+                                   store_lines_of<7, T>, store_lines_of<8, T>};
+      if (job.channels >= 1 && job.channels <= std::ssize(kFew)) done = kFew[job.channels - 1](job);
+    }
+  }
+  for (std::int64_t i = done; i < job.cells; ++i) {
     for (std::int64_t p = 0; p < job.phases; ++p) {
       store_cell(rest, rest.from + job.places[p] + i * job.cell_step, rest.to + i * job.to_step + p * job.phase_step);
     }
@@ -463,6 +507,7 @@ bool pack_whole_taps(const PackWeights<E, T>& job) {
   if (std::find(in_order, in_order + job.tap_count, nullptr) != in_order + job.tap_count) return false;
   const std::int64_t together =
       job.channel_step == job.tap_count ? std::max<std::int64_t>(kMost / job.tap_count, 1) : 1;
+  if (job.tap_count > kMost && 2 * job.valid < lanes) return false;
   if (!std::is_same_v<E, T> && together * job.tap_count < lanes) return false;  // widened vector by vector
   T packed[kMost * HWY_MAX_BYTES / sizeof(T)];
   const std::int64_t end = job.first_channel + job.channels;

@@ -19,6 +19,7 @@ namespace tconv::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+#undef TCONV_CPU_MASKS_HALVES
 
 template <typename E, typename T>
 HWY_INLINE T widen(E value) {
@@ -62,9 +63,9 @@ HWY_INLINE hn::Vec<D> load_widened(D tag, const E* from) {
   }
 }
 
-// A whole vector, as to_bfloat16 rounds.
+// A vector, as to_bfloat16 rounds.
 template <class D>
-HWY_INLINE void store_rounded(D /*tag*/, hn::Vec<D> values, BFloat16* to) {
+HWY_INLINE auto rounded_halves(D /*tag*/, hn::Vec<D> values) {
   const hn::RebindToUnsigned<D> words;
   const hn::Rebind<std::uint16_t, D> halves;
   const auto bits = hn::BitCast(words, values);
@@ -74,8 +75,31 @@ HWY_INLINE void store_rounded(D /*tag*/, hn::Vec<D> values, BFloat16* to) {
   const auto quiet = hn::Or(upper, hn::Set(words, 0x40));
   const auto is_number = hn::RebindMask(words, hn::Eq(values, values));
   const auto all = hn::IfThenElse(is_number, rounded, quiet);
-  hn::StoreU(hn::TruncateTo(halves, all), halves, reinterpret_cast<std::uint16_t*>(to));
+  return hn::TruncateTo(halves, all);
 }
+template <class D>
+HWY_INLINE void store_rounded(D tag, hn::Vec<D> values, BFloat16* to) {
+  const hn::Rebind<std::uint16_t, D> halves;
+  hn::StoreU(rounded_halves(tag, values), halves, reinterpret_cast<std::uint16_t*>(to));
+}
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+#define TCONV_CPU_MASKS_HALVES 1
+// The first `count` of a vector, with which memory is neither read nor written beyond them.
+template <class D>
+HWY_INLINE hn::Vec<D> load_some_widened(D tag, const BFloat16* from, std::int64_t count) {
+  const hn::Rebind<std::uint16_t, D> halves;
+  const hn::RebindToUnsigned<D> words;
+  const auto loaded = hn::MaskedLoad(hn::FirstN(halves, count), halves, reinterpret_cast<const std::uint16_t*>(from));
+  return hn::BitCast(tag, hn::ShiftLeft<16>(hn::PromoteTo(words, loaded)));
+}
+template <class D>
+HWY_INLINE void store_some_rounded(D tag, hn::Vec<D> values, BFloat16* to, std::int64_t count) {
+  const hn::Rebind<std::uint16_t, D> halves;
+  hn::BlendedStore(rounded_halves(tag, values), hn::FirstN(halves, count), halves,
+                   reinterpret_cast<std::uint16_t*>(to));
+}
+#endif
 
 template <typename E, class D>
 HWY_INLINE void store_narrowed(D tag, hn::Vec<D> values, E* to) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/bf16_products.h"
+#include "cpu/blocking.h"
 #include "cpu/mirror.h"
 #include "cpu/packing.h"
 #include "cpu/panels.h"
@@ -87,7 +88,8 @@ class PairWeight final : public Kernel {
                                    channels.inputs};
     const View<const E> grad_view{grad + output_channel * problem_.output_strides[1], problem_.output_strides,
                                   channels.outputs};
-    const auto tile_size = math.tile_for_cells(channels.outputs, channels.inputs);
+    auto tile_size = math.tile_for_cells(channels.outputs, channels.inputs);
+    if (tile_size.vectors == 1) tile_size.rows = even_parts(channels.outputs, kMostWordRows);
     T* const packed_input = memory.input.get(2 * half_ * round_up(blocking_.inputs, kMostLanes));
     T* const packed_grad = memory.grad.get(grad_size_);
     const std::int64_t first_tile = tiling_.tiles() * split / blocks_.splits();

@@ -262,7 +262,16 @@ TEST(Phases, PairsOfBfloat16) {
   int rounded = 0;
   const int count = test::cases(60);
   for (int i = 0; i < count && !HasFailure(); ++i) {
-    const Problem problem = dense_bf16(chance(random, 0.5) ? Direction::forward : Direction::grad_input, random);
+    Problem problem = dense_bf16(chance(random, 0.5) ? Direction::forward : Direction::grad_input, random);
+    if (chance(random, 0.4)) {  // one vector of targets, or little more
+      const bool forward = problem.direction == Direction::forward;
+      (forward ? problem.out_channels : problem.in_channels) = problem.groups * uniform(random, 16, 24);
+      set_contiguous(problem);
+      if (chance(random, 0.5)) {
+        problem.input_strides = channels_last_strides(problem.input_sizes());
+        problem.output_strides = channels_last_strides(problem.output_sizes());
+      }
+    }
     check_new(problem, random);
     const std::string described = plan(problem, {}, "phases")->kernel->describe();
     taken += described.find("pairs of bfloat16") != std::string::npos ? 1 : 0;
