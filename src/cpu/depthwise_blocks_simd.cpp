@@ -164,6 +164,13 @@ template <BlockPattern kPattern, int kTapRows, typename T>
 struct FewWeights {
   hn::Vec<hn::ScalableTag<T>> of[kTapRows][kPattern.steps][kPattern.phases];
 
+  HWY_INLINE FewWeights() {  // zeros, for compilers that can't see that they are loaded before they are used
+    for (auto& steps : of) {
+      for (auto& phases : steps) {
+        for (auto& weight : phases) weight = hn::Zero(hn::ScalableTag<T>());
+      }
+    }
+  }
   HWY_INLINE void load(const WeighBlock<T>& job, const BlockSlice& slice) {
     const hn::ScalableTag<T> tag;
 #pragma GCC unroll 8

@@ -179,7 +179,7 @@ void copy_rows(const E* from, std::int64_t from_step, T* to, std::int64_t to_ste
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
   for (std::int64_t row = 0; row < rows; ++row, from += from_step, to += to_step) {
     std::int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) hn::StoreU(load_vector(tag, from + i), tag, to + i);
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(load_widened(tag, from + i), tag, to + i);
     if (i < count) store_elements<false>(tag, load_elements<false>(tag, from + i, count - i), to + i, count - i, false);
   }
 }
@@ -192,7 +192,7 @@ void put_elements(const T* from, E* to, std::int64_t count, bool past_caches) {
     const hn::ScalableTag<T> tag;
     constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
     std::int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) store_vector(tag, hn::LoadU(tag, from + i), to + i);
+    for (; i + kLanes <= count; i += kLanes) store_narrowed(tag, hn::LoadU(tag, from + i), to + i);
     for (; i < count; ++i) to[i] = narrow<E, T>(from[i]);
   }
 }

@@ -45,6 +45,8 @@ HWY_INLINE E narrow(T value) {
 template <typename E, typename T>
 constexpr bool kMovesVectors = std::is_same_v<E, T> || std::is_same_v<E, BFloat16>;
 
+constexpr bool kConvertsHalves = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2;  // float16
+
 template <typename E, class D>
 HWY_INLINE hn::Vec<D> load_widened(D tag, const E* from) {
   using T = hn::TFromD<D>;
@@ -55,6 +57,10 @@ HWY_INLINE hn::Vec<D> load_widened(D tag, const E* from) {
     const hn::RebindToUnsigned<D> words;
     const auto loaded = hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(from));
     return hn::BitCast(tag, hn::ShiftLeft<16>(hn::PromoteTo(words, loaded)));
+  } else if constexpr (kConvertsHalves) {
+    const hn::Rebind<std::uint16_t, D> halves;
+    const auto loaded = hn::LoadU(halves, &from->bits);
+    return hn::PromoteTo(tag, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), loaded));
   } else {
     constexpr std::int64_t kLanes = hn::MaxLanes(D());
     T values[kLanes];
@@ -108,6 +114,9 @@ HWY_INLINE void store_narrowed(D tag, hn::Vec<D> values, E* to) {
     hn::StoreU(values, tag, to);
   } else if constexpr (std::is_same_v<E, BFloat16>) {
     store_rounded(tag, values, to);
+  } else if constexpr (kConvertsHalves) {
+    const hn::Rebind<std::uint16_t, D> halves;
+    hn::StoreU(hn::BitCast(halves, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), values)), halves, &to->bits);
   } else {
     constexpr std::int64_t kLanes = hn::MaxLanes(D());
     T some[kLanes];
