@@ -53,7 +53,7 @@ HWY_INLINE void weigh_vector(const Part<E, T>& part, std::int64_t position, cons
   if (part.is_first) {
     const V first = part.job.bias == nullptr ? hn::Zero(tag) : load_elements<kAll>(tag, part.job.bias + c, channels);
 #pragma GCC unroll 8
-    for (int i = 0; i < kCells; ++i) sums[i] = first;
+    for (V& sum : sums) sum = first;
   } else {
 #pragma GCC unroll 8
     for (int i = 0; i < kCells; ++i) sums[i] = hn::LoadU(tag, waiting + i * kLanes);
