@@ -82,6 +82,7 @@ class DepthwiseBlocks final : public Kernel {
         std::max({2 * kMostSource / work, std::min(kTaskElements / work, tasks / kFewestTasks), std::int64_t{1}});
     for_each_task(execution, ceil_div(tasks, together), [&](std::int64_t group) {
       thread_local Memory memory;
+      if (memory.cleared_by != id_) memory.cleared_by = -1;  // should there be no memory
       T* const source = memory.source.get(most_lines_ * line_);
       clear_around(source, memory);
       std::int64_t loaded = -1;  // channel whose weights are there
@@ -234,7 +235,7 @@ class DepthwiseBlocks final : public Kernel {
     for (std::int64_t d = 0; d < depths;) {
       Band band = band_of({d, d + 1}, {0, heights});
       if (fits(band)) {
-        while (band.depth.end < depths) {
+        while (band.depth.end < depths && band.depth.size() < kMostSlices) {
           const Band more = band_of({d, band.depth.end + 1}, {0, heights});
           if (!fits(more)) break;
           band = more;
@@ -365,6 +366,7 @@ class DepthwiseBlocks final : public Kernel {
   }
 
   static constexpr std::int64_t kFewestRows = 8;
+  static constexpr std::int64_t kMostSlices = 64;  // of a band, each of which is listed anew for the next
   static constexpr std::int64_t kLine = 64 / sizeof(T);
   static std::int64_t from_line(const E* place) {
     return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(place) / sizeof(E)) % kLine;
@@ -396,6 +398,9 @@ std::shared_ptr<const Kernel> make_depthwise_blocks(const Problem& problem, cons
   if (problem.axes[1].output() < 2 || ceil_div(problem.axes[2].output(), std::ssize(maps[2].targets)) > kMostCells ||
       problem.axes[2].input > 2 * kMostCells) {
     return nullptr;
+  }
+  for (const int a : {1, 2}) {  // far taps: rows of zeros, and lists of rows that have none
+    if (maps[a].highest - maps[a].lowest > 2 * kMostCells) return nullptr;
   }
   return with_types(problem.dtype,
                     [&]<typename E, typename T> {

@@ -47,8 +47,10 @@ inline Reach find_reach(const Tiling& tiling, const Tile& tile, const PhaseRange
     const CellPlaces to = target.places(tiling, tile, phase.lattice);
     std::map<std::vector<std::int64_t>, CellList> by_taps;
     // Rows that follow each other on a packed line, with their gaps between them, do not in a tensor.
-    const bool exact = source.strides != nullptr || target.strides != nullptr || tiling.leaves_much_out(tile, phase);
-    const bool in_turn = may_add && exact && tiling.has_corners(phase);
+    const bool in_tensor = source.strides != nullptr || target.strides != nullptr;
+    const bool exact = in_tensor || tiling.leaves_much_out(tile, phase);
+    // This sets the order of the sums, so that it depends on the layer alone, not on how it is cut.
+    const bool in_turn = may_add && (in_tensor || tiling.leaves_much_out(phase)) && tiling.has_corners(phase);
     const auto segments = [&] {
       if (in_turn) return tiling.segments_of_tap_columns(tile, phase);
       return exact ? tiling.segments_of_tensor(tile, phase) : tiling.segments_of_line(tile, phase, tile_rows);

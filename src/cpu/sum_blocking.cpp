@@ -14,7 +14,7 @@ constexpr std::int64_t kMostSums = std::int64_t{1} << 17;  // elements of one bl
 // Elements of a packed operand. Where no tap reads the cells around, there is no reason to leave the L2 cache.
 constexpr std::int64_t kMostPacked = std::int64_t{1} << 17;
 constexpr std::int64_t kMostPackedAlone = std::int64_t{1} << 15;
-constexpr std::int64_t kFewestTasks = 4;           // for which blocks of input channels are cut where taps are rows
+constexpr std::int64_t kFewestTasks = 4;           // for which tiles, or blocks of input channels, are cut
 constexpr std::int64_t kRows = 16;                 // output channels are cut at multiples of this
 constexpr std::int64_t kMostOutputs = 16 * kRows;  // of a block
 constexpr std::int64_t kFewestInputs = 32;         // of a block where taps are rows
@@ -72,9 +72,10 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   blocking.cells = std::clamp<std::int64_t>((small ? kMostPackedAlone : kMostPacked) / widest, kFewestCells, 2048);
   std::int64_t cells = problem.batch;
   for (const Axis& axis : problem.axes) cells *= axis.input;
-  // Few tiles are as many as splits can share evenly.
+  // Of few blocks, few tiles are as many as splits can share evenly.
   const auto tiles = static_cast<std::uint64_t>(ceil_div(cells, blocking.cells));
-  if (tiles < kSumTasksWanted && room_for_partials(problem) >= 2 * taps * blocking.elements()) {
+  if (blocking.tasks_of_split() < kFewestTasks && tiles < kSumTasksWanted &&
+      room_for_partials(problem) >= 2 * taps * blocking.elements()) {
     const auto even_tiles = static_cast<std::int64_t>(std::bit_ceil(std::max<std::uint64_t>(tiles, 2)));
     blocking.cells = std::max(ceil_div(cells, even_tiles), kFewestCells);
   }

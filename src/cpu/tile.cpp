@@ -203,12 +203,11 @@ std::vector<Segment> Tiling::segments_of_line(const Tile& tile, const PhaseTile&
   return segments;
 }
 
-bool Tiling::leaves_much_out(const Tile& tile, const PhaseTile& phase) const {
+bool Tiling::leaves_much_out(const PhaseTile& phase, std::int64_t begin, std::int64_t count) const {
   constexpr std::int64_t kMuch = 10;  // one product in this
-  const std::int64_t count = cells_of(tile, phase)[2];
   std::int64_t outside = 0;
   for (const Tap& tap : phase.taps) {
-    const std::int64_t first = tile.begin[2] + tap.shift[2];
+    const std::int64_t first = begin + tap.shift[2];
     const std::int64_t inside =
         std::min(first + count, sources_[tap.source][2].count) - std::max<std::int64_t>(first, 0);
     outside += count - std::clamp<std::int64_t>(inside, 0, count);

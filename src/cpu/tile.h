@@ -91,7 +91,11 @@ class Tiling {
   // Whether many cells of a phase, of whatever tile, are such.
   bool has_corners(const PhaseTile& phase) const;
   // Whether many products of a phase would read the gaps between short rows.
-  bool leaves_much_out(const Tile& tile, const PhaseTile& phase) const;
+  bool leaves_much_out(const Tile& tile, const PhaseTile& phase) const {
+    return leaves_much_out(phase, tile.begin[2], cells_of(tile, phase)[2]);
+  }
+  // The same of the whole phase, however it is cut.
+  bool leaves_much_out(const PhaseTile& phase) const { return leaves_much_out(phase, 0, phase.lattice[2].count); }
   std::int64_t place_on_line(const Segment& segment) const;
 
   // Whether tiles differ in nothing but where they begin.
@@ -126,6 +130,8 @@ class Tiling {
   std::int64_t plane_size() const { return plane_size_; }  // elements of one packed channel of one source lattice
 
  private:
+  // Of `count` cells of a row.
+  bool leaves_much_out(const PhaseTile& phase, std::int64_t begin, std::int64_t count) const;
   std::vector<std::int64_t> taps_of_row(const Tile& tile, const PhaseTile& phase, std::int64_t d, std::int64_t h) const;
 
   AxisMaps maps_;

@@ -300,6 +300,26 @@ TEST(Depthwise, Images) {
   test::check_every_target(random, test::cases(60), 4, random_images, check);
 }
 
+// Dilations that no list of rows and no line of zeros has room for.
+TEST(Depthwise, FarTaps) {
+  Random random(77);
+  constexpr std::int64_t kFar = 1'000'000'000;
+  for (const int axis : {1, 2}) {
+    Problem problem;
+    problem.rank = 2;
+    problem.batch = 2;
+    problem.groups = problem.in_channels = problem.out_channels = 3;
+    for (const int a : {1, 2}) problem.axes[a] = {5, 3, 1, 1, 1, 1, 0};
+    problem.axes[axis] = {4, 3, 1, kFar, kFar, kFar, 0};
+    set_contiguous(problem);
+    Tensors tensors(problem, random);
+    compute_exact(problem, tensors);
+    tensors.result(problem).poison();
+    run_with_workspace(*plan(problem), tensors.buffers());
+    expect_close(problem, tensors, DType::f32, terms_of(problem) + 2);
+  }
+}
+
 TEST(Depthwise, ImagesPastTheCaches) {
   Random random(51);
   for (int i = 0; i < test::cases(40); ++i) {

@@ -671,6 +671,10 @@ TEST(Phases, ASampleDoesNotDependOnItsBatch) {
       expect_sample_alone_is_the_same(problem, "phases", 4, random);
     }
   }
+  // Rows that are cut, by a kernel about as large as they are.
+  Problem wide = layer(Direction::forward, DType::f32, 2, {96, 16, 1},
+                       {Axis{}, {3, 5, 1, 1, 2, 2, 0}, {400, 181, 1, 1, 90, 90, 0}});
+  expect_sample_alone_is_the_same(wide, "phases", 1, random);
 }
 
 TEST(Phases, TakesEveryOrdinaryProblemAndSaysWhyNot) {
