@@ -1,7 +1,5 @@
 #include "cpu/weight_blocks.h"
 
-#include <array>
-
 namespace tconv::cpu {
 namespace {
 
@@ -22,7 +20,8 @@ std::int64_t choose_splits(const Problem& problem, const WeightBlocking& blockin
   for (const Axis& axis : problem.axes) size *= axis.kernel;
   const std::int64_t blocks = std::max<std::int64_t>(blocking.tasks_of_split(), 1);
   const std::int64_t most = std::min({ceil_div(kSumTasksWanted, blocks), room_for_partials(problem) / size, tiles});
-  std::int64_t best = 1;
+  if (most <= 1) return 1;
+  std::int64_t best = most;
   std::int64_t least = 0;
   for (std::int64_t splits = most; splits >= 1; --splits) {
     std::int64_t cost = 0;
