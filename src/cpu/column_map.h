@@ -93,17 +93,28 @@ class ColumnMap {
     return rows;
   }
 
-  // Calls visit(column, count, place) for what of each row reaches the output: column + t lies at place + t step().
+  // What of a row reaches the output: column + t lies at place + t step().
+  struct Piece {
+    std::int64_t column = 0;
+    std::int64_t count = 0;
+    std::int64_t place = 0;
+  };
+  Piece piece_of(const Cell& cell, const Row& row) const {
+    const std::int64_t h = cell.height + row.height;
+    const std::int64_t d = cell.depth + row.depth;
+    const std::int64_t from = std::max(row.tap, cell.low);
+    const std::int64_t to = std::min(row.tap + row.count, cell.high);
+    if (h < 0 || h >= sizes_[3] || d < 0 || d >= sizes_[2] || from >= to) return {row.column, 0, 0};
+    return {row.column + from - row.tap, to - from,
+            cell.place + row.place + d * strides_[2] + h * strides_[3] + from * step()};
+  }
+
+  // Calls visit(column, count, place) for the piece of each row, if there is one.
   template <typename Visit>
   void for_each_piece(const Cell& cell, const std::vector<Row>& rows, const Visit& visit) const {
     for (const Row& row : rows) {
-      const std::int64_t h = cell.height + row.height;
-      const std::int64_t d = cell.depth + row.depth;
-      const std::int64_t from = std::max(row.tap, cell.low);
-      const std::int64_t to = std::min(row.tap + row.count, cell.high);
-      if (h < 0 || h >= sizes_[3] || d < 0 || d >= sizes_[2] || from >= to) continue;
-      visit(row.column + from - row.tap, to - from,
-            cell.place + row.place + d * strides_[2] + h * strides_[3] + from * step());
+      const Piece piece = piece_of(cell, row);
+      if (piece.count > 0) visit(piece.column, piece.count, piece.place);
     }
   }
 

@@ -13,6 +13,7 @@
 
 #include "cpu/blocking.h"
 #include "cpu/column_map.h"
+#include "cpu/column_panels.h"
 #include "cpu/columns_last.h"
 #include "cpu/families.h"
 #include "cpu/pair_weight.h"
@@ -48,6 +49,9 @@ constexpr std::int64_t kPieceCells = 64;  // of a row that are worth a task of t
 // Columns of a tile: more where cells are few, so that weights are read in longer pieces.
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kMostColumns = 1024;
+constexpr std::int64_t kFewestTogether = 128;
+constexpr std::int64_t kSums = std::int64_t{1}
+                               << 17;  // grad_weight: elements of a tile of gradients, which stays in the L2 cache
 
 // An odd number of cache lines, so that rows do not fall into the same cache sets.
 std::int64_t line_of(std::int64_t count) { return round_up(count, 2 * kMostLanes) + kMostLanes; }
@@ -94,7 +98,7 @@ class Columns final : public Kernel {
         if (by_rows_) workspace_bytes_ = 0;
         break;
       }
-      default: columns_ = inputs_ > 512 ? 128 : 256; break;
+      default: columns_ = std::clamp(kSums / std::max<std::int64_t>(inputs_, 1), kFewestTogether, kMostColumns); break;
     }
     columns_ = std::min(columns_, outputs * map_.taps());
     blocks_ = ceil_div(map_.columns(), columns_);
@@ -333,8 +337,6 @@ class Columns final : public Kernel {
     const MathOps<T>& math = math_ops<T>();
     const TileSize size = math.tile_for(all_channels, cells);
     const std::int64_t panel = size.vectors * math.lanes;
-    const std::int64_t line = line_of(kDepth);
-    T* const lines = memory.lines.get(kChannels * line);
     const RowPanels row_panels(math, size.rows);
     T* const packed = memory.rows.get(row_panels.size(kChannels, kDepth));
     T* const panels = memory.panels.get(kDepth * round_up(cells, kMostLanes));
@@ -345,23 +347,11 @@ class Columns final : public Kernel {
     job.c_step = cells_line_;
     for (std::int64_t column = block * columns_; column < end; column += kDepth) {
       job.depth = std::min(kDepth, end - column);
-      std::fill_n(panels, job.depth * round_up(cells, math.lanes), T{0});
-      const auto rows = map_.rows(column, column + job.depth);
-      for (std::int64_t i = 0; i < cells; ++i) {
-        const std::int64_t n = i / panel * panel;
-        const std::int64_t width = panel_width(math, panel, cells, n);
-        T* const to = panels + n * job.depth + i - n;
-        map_.for_each_piece(map_.cell_at(cell + i), rows, [&](std::int64_t j, std::int64_t count, std::int64_t place) {
-          load_piece(grad + place, map_.step(), to + (j - column) * width, width, count);
-        });
-      }
+      pack_panels_of_cells(map_, grad, cell, cells, {column, job.depth}, panel, panels);
       for (std::int64_t channel = 0; channel < all_channels; channel += kChannels) {
         const std::int64_t channels = std::min(kChannels, all_channels - channel);
-        for (std::int64_t c = 0; c < channels; ++c) {
-          element_ops<E, T>().load(weight_of(buffers, group, first_channel + channel + c) + column, 1, lines + c * line,
-                                   1, job.depth);
-        }
-        pack_lines(row_panels, channels, lines, line, job.depth, packed);
+        const E* const weight = weight_of(buffers, group, first_channel + channel) + column;
+        pack_lines(row_panels, channels, weight, problem_.weight_strides[0], job.depth, packed);
         job.c = sums + channel * cells_line_;
         multiply_panels(math, size, channels, cells, {panels, job.depth}, job);
       }
@@ -391,18 +381,7 @@ class Columns final : public Kernel {
       job.depth = std::min(kDepth, map_.cells() - cell);
       load_cells(problem_, input_of(buffers, group, 0), inputs_, cell, job.depth, line, lines);
       pack_lines(row_panels, inputs_, lines, line, job.depth, packed);
-      std::fill_n(panels, job.depth * round_up(columns, math.lanes), T{0});
-      for (std::int64_t n = 0; n < columns; n += panel) {
-        const std::int64_t width = panel_width(math, panel, columns, n);
-        const auto rows = map_.rows(column + n, column + std::min(n + panel, columns));
-        for (std::int64_t i = 0; i < job.depth; ++i) {
-          T* const to = panels + n * job.depth + i * width - column - n;
-          map_.for_each_piece(map_.cell_at(cell + i), rows,
-                              [&](std::int64_t j, std::int64_t count, std::int64_t place) {
-                                load_piece(grad + place, map_.step(), to + j, 1, count);
-                              });
-        }
-      }
+      pack_panels_of_columns(map_, grad, cell, job.depth, {column, columns}, panel, panels);
       multiply_panels(math, size, inputs_, columns, {panels, job.depth}, job);
       job.accumulate = true;
     }

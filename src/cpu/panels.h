@@ -55,11 +55,11 @@ void pack_rows(const MathOps<T>& math, const RowPanels& panels, std::int64_t row
 
 // Row panels from lines that go along k, of which every `interleaved` steps make one: the k = tap + i interleaved are
 // a[m line + i].
-template <typename T>
-void pack_lines(const RowPanels& panels, std::int64_t rows, const T* a, std::int64_t line, std::int64_t depth,
+template <typename E, typename T>
+void pack_lines(const RowPanels& panels, std::int64_t rows, const E* a, std::int64_t line, std::int64_t depth,
                 T* packed, std::int64_t tap = 0, std::int64_t interleaved = 1) {
   for (std::int64_t m = 0; m < rows; m += panels.rows) {
-    element_ops<T, T>().load_channels(a + m * line, line, packed + panels.place(m, depth) + tap * panels.step,
+    element_ops<E, T>().load_channels(a + m * line, line, packed + panels.place(m, depth) + tap * panels.step,
                                       interleaved * panels.step, std::min(panels.rows, rows - m), depth / interleaved);
   }
 }
