@@ -27,6 +27,10 @@ void measure(AxisMap& map) {
 
 }  // namespace
 
+std::int64_t filled_targets(const AxisMap& map) {
+  return std::ranges::count_if(map.targets, [](const AxisTarget& target) { return !target.taps.empty(); });
+}
+
 AxisMap map_from_output(const Axis& axis) {
   const Axis apart = with_taps_apart(axis);
   AxisMap map;

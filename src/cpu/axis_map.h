@@ -43,6 +43,9 @@ struct AxisMap {
   std::int64_t fewest_in_row = 0;
 };
 
+// Target lattices that have taps.
+std::int64_t filled_targets(const AxisMap& map);
+
 // Target: the output, one lattice per phase. Source: the input as it is.
 AxisMap map_from_output(const Axis& axis);
 

@@ -164,9 +164,7 @@ Blocking choose_blocking(const AxisMaps& maps, const Problem& problem, const Rol
   std::int64_t taps = 1;
   std::int64_t cells = std::max<std::int64_t>(problem.batch, 1);
   for (const AxisMap& map : maps) {
-    const auto filled =
-        std::ranges::count_if(map.targets, [](const AxisTarget& target) { return !target.taps.empty(); });
-    phases *= std::max<std::int64_t>(filled, 1);
+    phases *= std::max<std::int64_t>(filled_targets(map), 1);
     sources *= std::max<std::int64_t>(static_cast<std::int64_t>(map.sources.size()), 1);
     cells *= std::max<std::int64_t>(map.cells, 1);
   }

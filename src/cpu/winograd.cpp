@@ -47,6 +47,7 @@ constexpr std::int64_t kTileCost = 8;
 constexpr std::int64_t kOwnCost = 300;
 constexpr double kCombineCost = 24;
 constexpr double kWorthChanging = 0.95;
+constexpr std::int64_t kFewestWithGaps = 128;  // source channels, where outputs that no tap reaches are stored too
 
 // The weights of a tap that a lattice does not have.
 constexpr std::array<T, kPackedTogether * kMostVectors * kMostLanes> kNoWeights{};
@@ -313,6 +314,9 @@ class Winograd final : public Kernel {
     if (!stores_in_place_) {
       results = {nullptr, false, row_size, row_size * tile.length};
       results.sums = memory.sums.get(tiling_.slots() * results.phase_size + kMostLanes);
+      if (tiling_.has_empty_phases()) {
+        std::fill_n(results.sums + (tiling_.slots() - 1) * results.phase_size, results.phase_size, T{0});
+      }
     }
     for (PhaseRange phases = stage.phases; phases.first < stage.phases.last; phases.first = phases.last) {
       phases.last = one_by_one_ ? phases.first + 1 : stage.phases.last;
@@ -331,12 +335,17 @@ class Winograd final : public Kernel {
                   Memory& memory) const {
     const MathOps<T>& math = math_ops<T>();
     const auto size = packed_.tile_along_targets(math, block.targets);
-    const auto kept = static_cast<std::int64_t>(chunk_ < roles_.source_channels ? phases.last - phases.first : 1);
+    const auto has_taps = [&](std::size_t p) { return groups_[p].count() > 0; };
+    std::int64_t kept = 0;  // phases
+    std::vector<Rows> rows;
+    for (std::size_t p = phases.first; p < phases.last; ++p) {
+      rows.push_back(has_taps(p) ? rows_of(tile, p, row_size) : Rows{});
+      kept += has_taps(p) ? 1 : 0;
+    }
+    if (chunk_ >= roles_.source_channels) kept = 1;
     T* const combined = memory.combined.get(source_.size());
     const std::int64_t point_size = row_size * lines_.back().size;
     T* const products = memory.products.get(kept * points_ * point_size);
-    std::vector<Rows> rows;
-    for (std::size_t p = phases.first; p < phases.last; ++p) rows.push_back(rows_of(tile, p, row_size));
     for (std::int64_t c = 0; c < roles_.source_channels; c += chunk_) {
       const std::int64_t channels = std::min(chunk_, roles_.source_channels - c);
       const E* const first = tensors.source + (block.group * roles_.source_channels + c) * roles_.source_strides[1];
@@ -355,19 +364,20 @@ class Winograd final : public Kernel {
         weights = own;
       }
       const bool last = c + channels == roles_.source_channels;
+      T* of_phase = products;
       for (std::size_t p = phases.first; p < phases.last; ++p) {
-        const auto index = static_cast<std::int64_t>(p - phases.first);
-        T* const of_phase = products + (kept > 1 ? index * points_ * point_size : 0);
+        if (!has_taps(p)) continue;
         for (int point = 0; point < points_; ++point) {
           MultiplyCells<T> job;
           job.a = combined + (point * lines_.back().size + lines_.back().lead) * source_.cell_step();
           job.c = of_phase + point * point_size;
           job.depth = channels;
           job.accumulate = c > 0;
-          multiply(math, size, block, p, point, weights + place_of(block, channels, first_phase, p, point), rows[index],
-                   job);
+          multiply(math, size, block, p, point, weights + place_of(block, channels, first_phase, p, point),
+                   rows[p - phases.first], job);
         }
         if (last) store(tensors, tile, block, p, of_phase, row_size, results, memory.half);
+        if (kept > 1) of_phase += points_ * point_size;
       }
     }
   }
@@ -539,8 +549,14 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
     if (left != 0) return Proposal::decline("needs a tap for every output");
   }
   const bool in_place = problem.dtype == DType::f32 && stores_in_place<float>(roles);
+  const auto has_gaps = [](const AxisMap& map) { return filled_targets(map) < std::ssize(map.targets); };
+  const bool gaps = std::ranges::any_of(plain, has_gaps);
+  if (in_place && gaps) return Proposal::decline("needs a tap for every output");
   FastWeights fast = choose_fast_weights(plain, problem, roles, in_place);
   if (fast.axes.empty()) return Proposal::decline("no axis saves enough multiplications");
+  if (gaps && fast.axes.size() == 1 && roles.source_channels < kFewestWithGaps) {
+    return Proposal::decline("rows with gaps are put together faster from lines");
+  }
   const std::int64_t plain_together = channels_together(plain, roles);
   // Lines of few target channels waste no lanes, which fewer products of two taps, or of few channels, do not outweigh.
   const bool lines = plain_together == 0 && roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
@@ -552,27 +568,27 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
     return Proposal::decline("products of pairs of bfloat16 save more");
   }
   const AxisMaps maps = with_room_for(fast.axes, plain);
-  const auto all = [&maps](auto AxisMap::* lattices) {
-    std::size_t count = 1;
-    for (const AxisMap& map : maps) count *= (map.*lattices).size();
-    return static_cast<std::int64_t>(count);
-  };
-  if (all(&AxisMap::sources) > kMostCombined && roles.source_strides[1] == 1) {
-    return Proposal::decline("combining each of " + std::to_string(all(&AxisMap::sources)) +
+  std::int64_t sources = 1;
+  std::int64_t phases = 1;  // that have taps
+  for (const AxisMap& map : maps) {
+    sources *= std::ssize(map.sources);
+    phases *= filled_targets(map);
+  }
+  if (sources > kMostCombined && roles.source_strides[1] == 1) {
+    return Proposal::decline("combining each of " + std::to_string(sources) +
                              " lattices takes longer than reading them in place");
   }
-  const std::int64_t together = all(&AxisMap::sources) > 1 ? kMostOfSeveral : kMostTogether;
+  const std::int64_t together = sources > 1 ? kMostOfSeveral : kMostTogether;
   const std::int64_t chunk =
       std::min(round_up(even_parts(roles.source_channels, together), kMostLanes), roles.source_channels);
   const bool one_by_one = phases_one_by_one(roles, chunk, in_place);
   if (one_by_one) fast.axes = phase_by_phase(std::move(fast.axes));
-  const std::int64_t kept =
-      chunk < roles.source_channels && !one_by_one ? all(&AxisMap::targets) : 1;  // phases at a time
+  const std::int64_t kept = chunk < roles.source_channels && !one_by_one ? phases : 1;  // phases at a time
   const std::int64_t threads = std::max(device.threads, 1);
   const auto cells_with = [&](std::int64_t targets) {
     const std::int64_t blocks = roles.groups * ceil_div(roles.target_channels, targets);
     TileWish wish;
-    wish.width = all(&AxisMap::sources) * chunk + kept * targets;
+    wish.width = sources * chunk + kept * targets;
     wish.tiles = fast.at_once ? ceil_div(kTasksWanted * threads, blocks) : kTilesOfStage * threads;
     wish.fewest = fast.held ? 1 : kTileAlone;
     return choose_cells(fast.axes, maps, problem.batch, wish, caches());
@@ -584,7 +600,7 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
       const std::int64_t tiles = TileShape(maps, problem.batch, cells_with(targets)).tiles;
       const std::int64_t tasks = tiles * roles.groups * ceil_div(roles.target_channels, targets);
       const double idle = static_cast<double>(round_up(tasks, threads)) / static_cast<double>(tasks);
-      const std::int64_t uses = one_by_one ? 1 : all(&AxisMap::targets);  // of a combined source
+      const std::int64_t uses = one_by_one ? 1 : phases;  // of a combined source
       return idle * (1 + kCombineCost / static_cast<double>(targets * uses));
     };
     fast.targets = targets_of_block(roles, kTargetsAlone);

@@ -47,10 +47,11 @@ constexpr std::int64_t kLargestTile = 4096;  // cells
 constexpr std::int64_t kSmallTile = 256;
 constexpr double kWorthCutting = 0.95;  // of the time that threads take, with more tiles
 
-// Whether every cell of the axis reads some source, and every tap at some cell: combined tiles leave a rounding error
-// where nothing is added up.
+// Whether every cell of the lattices that have taps reads some source, and every tap at some cell: combined tiles leave
+// a rounding error where nothing is added up.
 bool everything_reads(const AxisMap& map) {
   for (const AxisTarget& target : map.targets) {
+    if (target.taps.empty()) continue;
     const auto reads = [&](std::int64_t cell, const AxisTap& tap) {
       return cell + tap.offset >= 0 && cell + tap.offset < map.sources[tap.source].count;
     };
@@ -71,16 +72,17 @@ std::size_t most_taps(const AxisMap& map) {
   return most;
 }
 
-// The taps of every target and source lattice as neighbours in order, or nothing where they are not.
+// The taps of every target and source lattice as neighbours in order, or nothing where they are not. Lattices without
+// taps are left alone.
 std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& scheme, bool incomplete) {
   FastAxis fast;
   const auto sources = map.sources.size();
   std::vector<std::vector<std::int64_t>> firsts;  // [target][source]: the lowest offset
   std::optional<std::int64_t> lowest;             // of lattices that have all taps
   for (const AxisTarget& target : map.targets) {
-    auto& by_source = fast.taps.emplace_back(sources);
+    auto& by_source = fast.taps.emplace_back(target.taps.empty() ? 0 : sources);
     auto& first = firsts.emplace_back();
-    for (std::size_t s = 0; s < sources; ++s) {
+    for (std::size_t s = 0; s < by_source.size(); ++s) {
       auto& taps = by_source[s];
       for (std::size_t t = 0; t < target.taps.size(); ++t) {
         if (target.taps[t].source == static_cast<std::int64_t>(s)) taps.push_back(static_cast<std::int64_t>(t));
@@ -99,7 +101,7 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
   if (firsts.empty() || sources == 0 || !lowest || !everything_reads(map)) return {};
   // A tap that is missing is the first one if tiles need not begin earlier for it, otherwise the last.
   for (std::size_t target = 0; target < firsts.size(); ++target) {
-    for (std::size_t s = 0; s < sources; ++s) {
+    for (std::size_t s = 0; s < firsts[target].size(); ++s) {
       auto& taps = fast.taps[target][s];
       if (static_cast<int>(taps.size()) == scheme.taps) continue;
       const bool begins_later = firsts[target][s] > *lowest;
@@ -108,11 +110,15 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
     }
   }
   for (std::size_t s = 0; s < sources; ++s) {
-    fast.bases.push_back(std::ranges::min(firsts, {}, [s](const auto& first) { return first[s]; })[s]);
+    std::optional<std::int64_t> base;
+    for (const auto& first : firsts) {
+      if (!first.empty()) base = std::min(first[s], base.value_or(first[s]));
+    }
+    fast.bases.push_back(*base);
   }
   for (const auto& first : firsts) {
-    fast.shifts.push_back(first[0] - fast.bases[0]);
-    for (std::size_t s = 1; s < sources; ++s) {
+    fast.shifts.push_back(first.empty() ? 0 : first[0] - fast.bases[0]);
+    for (std::size_t s = 1; s < first.size(); ++s) {
       if (first[s] - fast.bases[s] != fast.shifts.back()) return {};
     }
   }
@@ -123,6 +129,12 @@ std::optional<FastAxis> neighbours_along(const AxisMap& map, const Scheme& schem
 }  // namespace
 
 std::int64_t FastAxis::most_shift() const { return std::ranges::max(shifts); }
+
+std::int64_t FastAxis::groups() const {
+  std::int64_t count = 0;
+  for (const auto& by_source : taps) count += std::ssize(by_source);
+  return count;
+}
 
 int points_of(const FastAxes& fast) {
   int points = 1;
@@ -216,8 +228,10 @@ FastAxes find_fast_axes(const AxisMaps& maps, const FastSearch& search) {
   std::int64_t depth = search.sources;  // in the phase with the fewest taps
   for (const AxisMap& map : maps) {
     cells *= map.cells;
-    std::size_t fewest = map.targets.empty() ? 0 : map.targets.front().taps.size();
-    for (const AxisTarget& target : map.targets) fewest = std::min(fewest, target.taps.size());
+    std::size_t fewest = most_taps(map);
+    for (const AxisTarget& target : map.targets) {
+      if (!target.taps.empty()) fewest = std::min(fewest, target.taps.size());
+    }
     depth *= static_cast<std::int64_t>(fewest);
   }
   if (cells < kFewestCells || depth < kFewestDepth) return {};
@@ -246,7 +260,7 @@ FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, co
   search.incomplete = true;
   search.weight_cost = kWeightCost;
   std::size_t lattices = 1;  // of source and target: where they are many, packing takes longer than all else
-  for (const AxisMap& map : maps) lattices *= map.targets.size() * map.sources.size();
+  for (const AxisMap& map : maps) lattices *= static_cast<std::size_t>(filled_targets(map)) * map.sources.size();
   const bool side_by_side = roles.source_strides[1] == 1 && roles.target_strides[1] == 1;
   search.fewest_of_two = side_by_side || lattices > kFewLattices ? kFewestChannels : kFewestOfTwoTaps;
   const bool several_phases = problem.direction == Direction::forward && lattices > 1;
@@ -273,7 +287,7 @@ FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, co
     all = all / problem.axes[each.axis].kernel * combined_along(each);
   }
   std::int64_t phases = 1;
-  for (const AxisMap& map : maps) phases *= std::ssize(map.targets);
+  for (const AxisMap& map : maps) phases *= filled_targets(map);
   const std::int64_t tensors = element_count(problem.input_sizes()) + element_count(problem.output_sizes());
   const std::int64_t share = tensors / kRoomForWeights;
   for (const std::int64_t room : {share, std::max(share, kFewWeights)}) {

@@ -28,12 +28,12 @@ struct FastAxis {
   // The same, where sources are combined for this target lattice alone: how much later its tiles begin.
   std::vector<std::int64_t> starts;
   // [target][source][tap]: the taps of the target lattice in the order of their offsets; kNoTap for the first or the
-  // last of a lattice that has one less than others.
+  // last of a lattice that has one less than others. No sources where a lattice has no taps at all.
   std::vector<std::vector<std::vector<std::int64_t>>> taps;
 
   std::int64_t most_shift() const;
   // Groups of taps that are combined.
-  std::int64_t groups() const { return static_cast<std::int64_t>(taps.size() * taps.front().size()); }
+  std::int64_t groups() const;
 };
 
 // None, one or two, in the order in which sources are combined along them. The points of the second are innermost.

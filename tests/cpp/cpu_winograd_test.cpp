@@ -34,6 +34,11 @@ Problem random_layer(Random& random) {
       axis.kernel = chance(random, 0.8) ? axis.stride * taps : uniform(random, 1, 5);
       // Phases of which some have a tap less.
       if (chance(random, 0.4)) axis.kernel = axis.stride * taps - uniform(random, 0, axis.stride - 1);
+      // Outputs that no tap reaches.
+      if (chance(random, 0.2)) {
+        axis.dilation = axis.stride;
+        axis.kernel = taps;
+      }
       axis.pad_begin = chance(random, 0.4) ? 0 : uniform(random, 0, axis.kernel + 1);
       axis.pad_end = chance(random, 0.5) ? axis.pad_begin : uniform(random, 0, axis.kernel + 1);
       axis.output_padding = chance(random, 0.7) ? 0 : uniform(random, 0, axis.stride - 1);
@@ -142,6 +147,28 @@ TEST(Winograd, WeightsInStages) {
       compute_exact(problem, tensors);
       EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
       expect_threads_change_nothing(problem, "winograd", random);
+    }
+  }
+}
+
+// A dilation that shares a factor with the stride. Many channels are summed in several steps, and need two phases at a
+// time along the height.
+TEST(Winograd, OutputsThatNoTapReaches) {
+  Random random(69);
+  for (const std::int64_t channels : {32, 150}) {
+    for (const std::int64_t stride : {2, 3}) {
+      Problem problem = image_layer(Direction::forward, 2, 1, 3);
+      problem.in_channels = channels;
+      problem.out_channels = 40;
+      problem.bias = true;
+      problem.axes[1] = {19, 4, 2, 1, 1, 1, 0};
+      problem.axes[2] = {23, 3, stride, stride, 1, 2, 0};
+      set_contiguous(problem);
+      Tensors tensors(problem, random);
+      compute_exact(problem, tensors);
+      EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
+      expect_threads_change_nothing(problem, "winograd", random);
+      expect_sample_alone_is_the_same(problem, "winograd", 1, random);
     }
   }
 }
