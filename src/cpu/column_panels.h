@@ -85,4 +85,19 @@ void pack_panels_of_columns(const ColumnMap& map, const E* grad, std::int64_t fi
   }
 }
 
+// Each cell with a row of its columns.
+template <typename T>
+void pack_rows_of_columns(const ColumnMap& map, const T* grad, std::int64_t first_cell, std::int64_t cells,
+                          const ColumnRange& columns, std::int64_t row_size, T* packed) {
+  const auto rows = map.rows(columns.first, columns.end());
+  for (std::int64_t i = 0; i < cells; ++i) {
+    T* const to = packed + i * row_size - columns.first;
+    std::fill_n(packed + i * row_size, row_size, T{0});
+    map.for_each_piece(map.cell_at(first_cell + i), rows,
+                       [&](std::int64_t column, std::int64_t count, std::int64_t place) {
+                         load_piece(grad + place, map.step(), to + column, 1, count);
+                       });
+  }
+}
+
 }  // namespace tconv::cpu

@@ -14,6 +14,7 @@
 #include "cpu/blocking.h"
 #include "cpu/column_map.h"
 #include "cpu/column_panels.h"
+#include "cpu/column_streams.h"
 #include "cpu/columns_last.h"
 #include "cpu/families.h"
 #include "cpu/pair_weight.h"
@@ -29,6 +30,7 @@ constexpr std::int64_t kMostImageCells = 8;  // of one sample; more have enough 
 // The same where weights do not stay in any cache: packed ones go to memory and back.
 constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;  // elements
 constexpr std::int64_t kMostCellsOfMany = 64;
+constexpr std::int64_t kTapsOfLine = 16;  // that lie in one cache line
 constexpr double kUsedOfManyCells = 0.7;  // of pairs of cells and taps, channels-last: others take weights as well
 // grad_weight: more are better multiplied less often, where that is possible.
 constexpr std::int64_t kCellsOfColumns = 128;
@@ -50,8 +52,7 @@ constexpr std::int64_t kPieceCells = 64;  // of a row that are worth a task of t
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kMostColumns = 1024;
 constexpr std::int64_t kFewestTogether = 128;
-constexpr std::int64_t kSums = std::int64_t{1}
-                               << 17;  // grad_weight: elements of a tile of gradients, which stays in the L2 cache
+constexpr std::int64_t kSums = std::int64_t{1} << 17;  // of a tile of gradients of weights, in the L2 cache
 
 // An odd number of cache lines, so that rows do not fall into the same cache sets.
 std::int64_t line_of(std::int64_t count) { return round_up(count, 2 * kMostLanes) + kMostLanes; }
@@ -70,8 +71,13 @@ template <typename E, typename T>
 class Columns final : public Kernel {
  public:
   // `together`: the columns of a tile, which are those of the whole where this is a piece of it; 0: found here.
-  explicit Columns(const Problem& problem, std::int64_t together = 0)
+  Columns(const Problem& problem, std::int64_t threads, std::int64_t together = 0)
       : problem_(problem), map_(problem, problem.output_strides), together_(together) {
+    const std::int64_t cells = problem.direction == Direction::grad_weight ? map_.cells() : map_.image_cells();
+    const std::int64_t most = problem.direction == Direction::grad_input ? kMostOfDots : kMostStreamed;
+    // Images of one cell that are rows of a product come in numbers.
+    const bool many = map_.rows_are_images() && problem.direction == Direction::grad_input;
+    streams_ = std::is_same_v<E, T> && cells <= most && !many;
     inputs_ = problem.in_channels_per_group();
     const std::int64_t outputs = problem.out_channels_per_group();
     switch (problem.direction) {
@@ -87,6 +93,11 @@ class Columns final : public Kernel {
         images_ = std::clamp<std::int64_t>(kCells / map_.image_cells(), 1, problem.batch);
         break;
       case Direction::grad_input: {
+        if (streams_) {
+          rows_ = streams().channels_of_task(threads);
+          columns_ = map_.columns();
+          break;
+        }
         columns_ = ceil_div(map_.columns(), kSplits);
         cells_line_ = round_up(std::min(kCells, map_.cells()), kMostLanes);
         // A task has a split of the columns, and their sums are added up in memory; or, where those take too much of
@@ -98,7 +109,10 @@ class Columns final : public Kernel {
         if (by_rows_) workspace_bytes_ = 0;
         break;
       }
-      default: columns_ = std::clamp(kSums / std::max<std::int64_t>(inputs_, 1), kFewestTogether, kMostColumns); break;
+      default:
+        columns_ = streams_ ? kStreamedBlock
+                            : std::clamp(kSums / std::max<std::int64_t>(inputs_, 1), kFewestTogether, kMostColumns);
+        break;
     }
     columns_ = std::min(columns_, outputs * map_.taps());
     blocks_ = ceil_div(map_.columns(), columns_);
@@ -114,6 +128,9 @@ class Columns final : public Kernel {
         for_each_task(execution, tasks(), [&](std::int64_t task) { forward(buffers, task); });
         break;
       case Direction::grad_input:
+        if constexpr (std::is_same_v<E, T>) {
+          if (streams_) return stream_grad_input(buffers, execution);
+        }
         for (std::int64_t cell = 0; cell < map_.cells(); cell += kCells) grad_input(buffers, cell, execution);
         break;
       default: for_each_task(execution, tasks(), [&](std::int64_t task) { grad_weight(buffers, task); });
@@ -121,12 +138,15 @@ class Columns final : public Kernel {
   }
 
   std::string describe() const override {
+    if (streams_) return std::to_string(map_.cells()) + " cells, weights as they lie, " + target_name();
     return std::to_string(map_.cells()) + " cells, " + std::to_string(blocks_) + " blocks of " +
            std::to_string(columns_) + " columns, " + target_name();
   }
 
  private:
   using TileSize = MathOps<T>::TileSize;
+
+  ColumnStreams<T> streams() const { return {problem_, map_}; }
 
   const E* input_of(const Buffers& buffers, std::int64_t group, std::int64_t channel) const {
     return static_cast<const E*>(buffers.input) + (group * inputs_ + channel) * problem_.input_strides[1];
@@ -222,6 +242,12 @@ class Columns final : public Kernel {
   // D[cell][column], rows of line_of(columns).
   const T* multiply_input(const Buffers& buffers, std::int64_t group, std::int64_t cell, std::int64_t cells,
                           std::int64_t column, std::int64_t columns, Memory<T>& memory) const {
+    if constexpr (std::is_same_v<E, T>) {
+      if (streams_ && cells <= kMostStreamed) {
+        return streams().products(input_of(buffers, group, 0), weight_of(buffers, group, 0) + column, cell, cells,
+                                  columns, line_of(columns));
+      }
+    }
     const MathOps<T>& math = math_ops<T>();
     const TileSize size = math.tile_for(cells, columns);
     const std::int64_t panel = size.vectors * math.lanes;
@@ -302,6 +328,17 @@ class Columns final : public Kernel {
     });
   }
 
+  void stream_grad_input(const Buffers& buffers, const Execution& execution) const {
+    const std::int64_t tasks = ceil_div(inputs_, rows_);
+    for_each_task(execution, problem_.groups * tasks, [&](std::int64_t task) {
+      const std::int64_t group = task / tasks;
+      const std::int64_t first = task % tasks * rows_;
+      streams().grad_input(output_of(buffers, group), weight_of(buffers, group, first),
+                           std::min(rows_, inputs_ - first),
+                           static_cast<E*>(buffers.input) + (group * inputs_ + first) * problem_.input_strides[1]);
+    });
+  }
+
   void grad_input_by_splits(const Buffers& buffers, std::int64_t cell, std::int64_t cells,
                             const Execution& execution) const {
     T* const parts = static_cast<T*>(buffers.workspace);
@@ -361,6 +398,13 @@ class Columns final : public Kernel {
 
   void grad_weight(const Buffers& buffers, std::int64_t task) const {
     thread_local Memory<T> memory;
+    if constexpr (std::is_same_v<E, T>) {
+      if (streams_) {
+        const std::int64_t first = task % blocks_ * columns_;
+        return streams().grad_weight(input_of(buffers, task / blocks_, 0), output_of(buffers, task / blocks_), first,
+                                     std::min(columns_, map_.columns() - first), weight_of(buffers, task / blocks_, 0));
+      }
+    }
     const MathOps<T>& math = math_ops<T>();
     const std::int64_t group = task / blocks_;
     const std::int64_t column = task % blocks_ * columns_;
@@ -400,6 +444,7 @@ class Columns final : public Kernel {
   std::int64_t cells_line_ = 0;  // grad_input: cells of a tile, in whole vectors
   std::int64_t rows_ = 0;        // input channels of a task
   bool by_rows_ = false;
+  bool streams_ = false;  // few cells: weights are read, or written, as they lie
   std::size_t workspace_bytes_ = 0;
 };
 
@@ -480,10 +525,12 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
   // for. grad_weight sums over the batch anyway, and is worth it as long as D is small beside the sums.
   const bool weights = problem.direction == Direction::grad_weight;
   const std::int64_t inputs = problem.in_channels_per_group();
+  const bool streams = !last && (problem.dtype == DType::f32 || problem.dtype == DType::f64);
   const std::int64_t most_cells =
       element_count(problem.weight_sizes()) > kManyWeights ? kMostCellsOfMany : kMostImageCells;
-  const bool few = weights ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
-                           : inputs >= kManyInputs && map.image_cells() > 1 && map.image_cells() <= most_cells;
+  const bool few = weights
+                       ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
+                       : inputs >= kManyInputs && (map.image_cells() > 1 || streams) && map.image_cells() <= most_cells;
   if (!few && (last || (!map.rows_are_images() && problem.axes[2].kernel < kLongKernel))) {
     return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
                              " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
@@ -497,14 +544,16 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
     }
   }
   const double used = used_share(problem);
-  if (used < 0.5) return Proposal::decline("most taps fall outside of the output");
+  // Taps that are not used lie in the same cache lines as those that are.
+  const bool free = streams && few && map.image_cells() <= kMostImageCells && map.taps() <= kTapsOfLine;
+  if (used < 0.5 && !free) return Proposal::decline("most taps fall outside of the output");
   if (last && map.image_cells() > kMostImageCells && used < kUsedOfManyCells) {
     return Proposal::decline("many taps fall outside of the output");
   }
   if (last) return propose_columns_last(problem);
   return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
-    const auto kernel = std::make_shared<Columns<E, T>>(problem);
+    const auto kernel = std::make_shared<Columns<E, T>>(problem, std::max(device.threads, 1));
     proposal.workspace_bytes = kernel->workspace_bytes();
     proposal.kernel = kernel;
     // A task has whole output channels: of few of them, some images and pieces of rows each.
@@ -515,8 +564,8 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
     std::vector<Pieces::Piece> pieces;
     for (const PieceOfProblem& piece : pieces_of(problem, wanted, std::max(kPieceCells, kPieceCells / 8 * around))) {
       const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
-      pieces.push_back({std::make_shared<Columns<E, T>>(piece.problem, kernel->columns_together()), piece.input * size,
-                        piece.output * size});
+      pieces.push_back({std::make_shared<Columns<E, T>>(piece.problem, 1, kernel->columns_together()),
+                        piece.input * size, piece.output * size});
     }
     if (pieces.size() > 1) proposal.kernel = std::make_shared<Pieces>(std::move(pieces));
     return proposal;

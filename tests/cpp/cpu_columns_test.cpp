@@ -223,6 +223,42 @@ TEST(Columns, TasksOfInputChannels) {
   EXPECT_EQ(plan(layer(Direction::grad_input, 1), {}, "columns")->workspace_bytes, 0U);
 }
 
+// So few cells that weights are read, and written, as they lie; of images of one cell most taps fall outside of the
+// output. Columns that fill vectors and cache lines, and columns that don't.
+TEST(Columns, WeightsAsTheyLie) {
+  Random random(39);
+  for (const Direction direction : kDirections) {
+    for (const std::int64_t outputs : {48, 37}) {
+      for (const std::int64_t kernel : {4, 3}) {
+        for (const std::int64_t batch : {1, 5, 70}) {
+          if (batch > 5 && (outputs == 48 || kernel == 3)) continue;
+          Problem problem;
+          problem.direction = direction;
+          problem.dtype = chance(random, 0.3) ? DType::f64 : DType::f32;
+          problem.batch = batch;
+          problem.groups = chance(random, 0.5) ? 2 : 1;
+          problem.in_channels = problem.groups * 517;
+          problem.out_channels = problem.groups * outputs;
+          problem.bias = direction == Direction::forward && chance(random, 0.5);
+          for (int a : {1, 2})
+            problem.axes[a] = {.input = 1, .kernel = kernel, .stride = 2, .pad_begin = 1, .pad_end = 1};
+          if (kernel == 3) problem.axes[2].input = uniform(random, 2, 3);
+          set_contiguous(problem);
+          Tensors tensors(problem, random);
+          compute_exact(problem, tensors);
+          EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
+          if (batch > 5) continue;
+          EXPECT_NE(plan(problem, {}, "columns")->kernel->describe().find("as they lie"), std::string::npos);
+          expect_threads_change_nothing(problem, "columns", random);
+          if (batch > 1 && direction != Direction::grad_weight) {
+            expect_sample_alone_is_the_same(problem, "columns", 3, random);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Columns, SaysWhyNot) {
   Problem problem = layer(Direction::forward, 1);
   problem.axes[1].input = 100;
