@@ -29,6 +29,7 @@ void pack_panels_of_cells(const ColumnMap& map, const E* grad, std::int64_t firs
   const auto rows = map.rows(columns.first, columns.end());
   std::array<ColumnMap::Cell, kMostCells> places;
   std::array<std::int64_t, kMostCells> whole;  // where the taps of neighbours begin
+  const std::int64_t step = map.step();
   for (std::int64_t n = 0; n < cells; n += panel) {
     const std::int64_t width = panel_width(math, panel, cells, n);
     const std::int64_t valid = std::min(width, cells - n);
@@ -40,7 +41,7 @@ void pack_panels_of_cells(const ColumnMap& map, const E* grad, std::int64_t firs
         ColumnMap::Piece piece;
         for (; i + count < valid; ++count) {
           piece = map.piece_of(places[i + count], row);
-          if (piece.count < row.count || map.step() != 1) break;
+          if (piece.count < row.count || step != 1) break;
           whole[count] = piece.place;
         }
         if (count > 0) element_ops<E, T>().load_lines(grad, whole.data(), to + i, width, count, row.count);

@@ -39,8 +39,9 @@ constexpr std::int64_t kShortestRow = 3;    // taps; D is put together from piec
 constexpr std::int64_t kFewestInputs = 32;  // channels of a group
 constexpr std::int64_t kManyInputs = 512;
 constexpr std::int64_t kFewestColumns = 256;
-constexpr std::int64_t kDepth = 112;      // of the sums between two visits to memory
-constexpr std::int64_t kCells = 252;      // of a tile
+constexpr std::int64_t kDepth = 112;  // of the sums between two visits to memory
+constexpr std::int64_t kCells = 252;  // of a tile
+constexpr std::int64_t kMostCells = 3 * kCells;
 constexpr std::int64_t kSplits = 4;       // of the columns, for grad_input: shorter sums
 constexpr std::int64_t kChannels = 112;   // the same: whose weights are held at a time
 constexpr std::size_t kRoomForSums = 16;  // part of input and output that splits may take
@@ -99,7 +100,9 @@ class Columns final : public Kernel {
           break;
         }
         columns_ = ceil_div(map_.columns(), kSplits);
-        cells_line_ = round_up(std::min(kCells, map_.cells()), kMostLanes);
+        // Weights are packed for so many cells.
+        cells_ = std::clamp(kSums / 2 / std::max<std::int64_t>(inputs_, 1) / kCells * kCells, kCells, kMostCells);
+        cells_line_ = round_up(std::min(cells_, map_.cells()), kMostLanes);
         // A task has a split of the columns, and their sums are added up in memory; or, where those take too much of
         // it, some input channels, although D is then packed for each of them (10 to 30% of the time).
         workspace_bytes_ = problem.groups * kSplits * inputs_ * cells_line_ * sizeof(T);
@@ -131,7 +134,7 @@ class Columns final : public Kernel {
         if constexpr (std::is_same_v<E, T>) {
           if (streams_) return stream_grad_input(buffers, execution);
         }
-        for (std::int64_t cell = 0; cell < map_.cells(); cell += kCells) grad_input(buffers, cell, execution);
+        for (std::int64_t cell = 0; cell < map_.cells(); cell += cells_) grad_input(buffers, cell, execution);
         break;
       default: for_each_task(execution, tasks(), [&](std::int64_t task) { grad_weight(buffers, task); });
     }
@@ -309,7 +312,7 @@ class Columns final : public Kernel {
   }
 
   void grad_input(const Buffers& buffers, std::int64_t cell, const Execution& execution) const {
-    const std::int64_t cells = std::min(kCells, map_.cells() - cell);
+    const std::int64_t cells = std::min(cells_, map_.cells() - cell);
     if (!by_rows_) return grad_input_by_splits(buffers, cell, cells, execution);
     const std::int64_t tasks = ceil_div(inputs_, rows_);
     for_each_task(execution, problem_.groups * tasks, [&](std::int64_t task) {
@@ -441,7 +444,8 @@ class Columns final : public Kernel {
   std::int64_t columns_ = 0;   // of a block
   std::int64_t blocks_ = 0;
   std::int64_t images_ = 1;      // forward: added up at a time
-  std::int64_t cells_line_ = 0;  // grad_input: cells of a tile, in whole vectors
+  std::int64_t cells_ = kCells;  // grad_input: of a tile
+  std::int64_t cells_line_ = 0;  // the same, in whole vectors
   std::int64_t rows_ = 0;        // input channels of a task
   bool by_rows_ = false;
   bool streams_ = false;  // few cells: weights are read, or written, as they lie
