@@ -86,6 +86,7 @@ class Result:
     benchmark: Beside | None = None  # with cudnn.benchmark on, where both settings were asked for
     floor: float = 0.0
     floor_from: str = ""
+    balance: float = math.nan  # the time that arithmetic takes at least, over that of memory
     difference: float = math.nan
     extra_memory: int | None = None  # bytes, on a CPU
     pytorch_extra_memory: int | None = None
@@ -148,6 +149,7 @@ class Result:
             "speedup_over_better": self.speedup_over_better,
             "floor_seconds": self.floor,
             "floor_from": self.floor_from,
+            "arithmetic_over_bandwidth": self.balance,
             "share_of_floor": self.share,
             "extra_memory_bytes": self.extra_memory,
             "extra_memory_share": self.extra_memory_share,
@@ -303,6 +305,7 @@ class Bench:
             rate = rate_name(self.dtype, tf32=self.tf32)
             itemsize = self.dtype.itemsize
             result.floor, result.floor_from = self.limits.floor(problem, itemsize, rate, backward=options.backward)
+            result.balance = self.limits.balance(problem, itemsize, rate, backward=options.backward)
 
     def _poison(self, problem: Problem) -> None:
         """Leaves NaN in the memory that the allocators are likely to hand out for the output."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tconv.bench import Result
 
 WANTED_SHARE = 0.7
+CLEARLY_ARITHMETIC = 4.0  # times the time of memory: nearer to it, a layer is at both limits at once
 MOST_EXTRA_MEMORY = 0.1  # of input plus output
 
 
@@ -59,14 +60,20 @@ def _peak_of_one(call: Callable[[], object]) -> int | None:
 def summary(results: list[Result]) -> list[str]:
     """Shares of the measured limits, by what limits a layer, and the memory beyond input and output."""
     lines = []
-    for limit, name in (("arithmetic", "multiply-add rate"), ("bandwidth", "copy bandwidth")):
-        shares = {r.problem.name: r.share for r in results if r.passed and r.ours and r.floor_from == limit}
+    measured = [r for r in results if r.passed and r.ours]
+    dense = [r for r in measured if r.problem.groups == 1 and r.balance >= CLEARLY_ARITHMETIC]
+    for name, limited in (
+        ("limited by multiply-add rate", [r for r in measured if r.floor_from == "arithmetic"]),
+        (f"dense and at least {CLEARLY_ARITHMETIC:.0f} times as long in arithmetic as in memory", dense),
+        ("limited by copy bandwidth", [r for r in measured if r.floor_from == "bandwidth"]),
+    ):
+        shares = {r.problem.name: r.share for r in limited}
         if not shares:
             continue
         reached = sum(share >= WANTED_SHARE for share in shares.values())
         lowest = min(shares, key=shares.__getitem__)
         lines.append(
-            f"{len(shares)} layers limited by {name}: median {statistics.median(shares.values()):.0%} of it, "
+            f"{len(shares)} layers {name}: median {statistics.median(shares.values()):.0%} of the limit, "
             f"{reached} at {WANTED_SHARE:.0%} or more, lowest {shares[lowest]:.0%} ({lowest})"
         )
     extra = {r.problem.name: share for r in results if (share := r.extra_memory_share) is not None}

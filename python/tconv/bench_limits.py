@@ -31,14 +31,22 @@ class Limits:
 
     def floor(self, problem: Problem, itemsize: int, rate: str, *, backward: bool) -> tuple[float, str]:
         """The least time in seconds that this machine needs for the problem, and what sets it."""
+        parts = self._parts(problem, itemsize, rate, backward=backward)
+        name = max(parts, key=parts.__getitem__)
+        return parts[name], name
+
+    def balance(self, problem: Problem, itemsize: int, rate: str, *, backward: bool) -> float:
+        """How many times as long as the problem's memory its arithmetic takes at least."""
+        parts = self._parts(problem, itemsize, rate, backward=backward)
+        return parts["arithmetic"] / parts["bandwidth"] if parts["bandwidth"] > 0 else math.nan
+
+    def _parts(self, problem: Problem, itemsize: int, rate: str, *, backward: bool) -> dict[str, float]:
         moved, operations = work_of(problem, itemsize, backward=backward)
-        parts = {
+        return {
             "bandwidth": moved / self.copy,
             "arithmetic": operations / self.rates[rate],
             "launch": self.launch,
         }
-        name = max(parts, key=parts.__getitem__)
-        return parts[name], name
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

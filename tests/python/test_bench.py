@@ -4,14 +4,18 @@ import io
 import json
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from tconv import bench, bench_report, bench_verify, terminal
+from tconv.bench import Result
+from tconv.bench_cpu import summary
 from tconv.bench_limits import Limits, measure_limits
-from tconv.bench_timing import summarize, time_interleaved
+from tconv.bench_timing import Timing, summarize, time_interleaved
+from tconv.bench_verify import Check
 from tconv.problems import Problem
 
 FUNCTIONS = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -110,6 +114,41 @@ def test_floor_is_the_largest_limit() -> None:
     assert floor(440.0, 1e12, 0.0) == (1.0, "bandwidth")
     assert floor(1e12, 240.0, 0.0) == (2.0, "arithmetic")
     assert floor(1e12, 1e12, 3.0) == (3.0, "launch")
+    limits = Limits(440.0, 9.0, {"float32": 240.0})
+    assert limits.balance(problem, 4, "float32", backward=False) == 2.0
+    empty = replace(problem, batch=0)
+    assert math.isnan(limits.balance(empty, 4, "float32", backward=False))
+
+
+def test_shares_of_a_cpu_tell_dense_layers_apart() -> None:
+    dense = Problem("dense", 1, 2, 3, (10,), (4,), (2,), (0,), (0,), (1,))
+    checks = [Check("output", True, 0.0, 1.0, 0.0, 1.0, 1)]
+
+    def result(name: str, balance: float, share: float, groups: int = 1) -> Result:
+        floor_from = "arithmetic" if balance > 1 else "bandwidth"
+        timing = Timing(1.0, 1.0, 1.0, 1.0, 7)
+        return Result(
+            replace(dense, name=name, groups=groups),
+            dense,
+            checks=checks,
+            ours=timing,
+            floor=share,
+            floor_from=floor_from,
+            balance=balance,
+        )
+
+    lines = summary(
+        [
+            result("clear", 9.0, 0.75),
+            result("near", 2.0, 0.5),
+            result("groups", 9.0, 0.25, groups=2),
+            result("memory", 0.5, 0.9),
+        ]
+    )
+    assert lines[0].startswith("3 layers limited by multiply-add rate: median 50%")
+    assert lines[0].endswith("1 at 70% or more, lowest 25% (groups)")
+    assert lines[1].startswith("1 layers dense and at least 4 times as long in arithmetic as in memory: median 75%")
+    assert lines[2].startswith("1 layers limited by copy bandwidth: median 90%")
 
 
 def test_multiply_adds_are_counted() -> None:
