@@ -1,5 +1,6 @@
-// Input cells counted through all images, and the columns (output channel, tap) of the weight: where a cell and a
-// column meet in the output, and how cells move between a tensor and lines of [channel][cell].
+// Input cells counted through all images, and the columns of the weight, (output channel, tap) or (tap, output
+// channel): where a cell and a column meet in the output, and how cells move between a tensor and lines of
+// [channel][cell].
 #pragma once
 
 #include <algorithm>
@@ -15,18 +16,24 @@
 
 namespace tconv::cpu {
 
+enum class ColumnOrder { taps_inside, channels_inside };
+
 class ColumnMap {
  public:
   // Places are counted in the given strides, from the first channel of the group on.
-  ColumnMap(const Problem& problem, const Strides& strides)
-      : axes_(problem.axes), sizes_(problem.output_sizes()), strides_(strides) {
+  ColumnMap(const Problem& problem, const Strides& strides, ColumnOrder order = ColumnOrder::taps_inside)
+      : axes_(problem.axes),
+        sizes_(problem.output_sizes()),
+        strides_(strides),
+        channels_(problem.out_channels_per_group()),
+        channels_inside_(order == ColumnOrder::channels_inside) {
     for (const Axis& axis : axes_) {
       taps_ *= axis.kernel;
       image_cells_ *= axis.input;
     }
-    columns_ = taps_ * problem.out_channels_per_group();
+    columns_ = taps_ * channels_;
     cells_ = image_cells_ * problem.batch;
-    rows_are_images_ = image_cells_ == 1;
+    rows_are_images_ = image_cells_ == 1 && !channels_inside_;
     std::int64_t step = 1;
     for (int a = kSpatialAxes - 1; a >= 0; --a) {
       const Axis& axis = axes_[a];
@@ -34,7 +41,7 @@ class ColumnMap {
                          (axis.kernel == 1 || (axis.dilation == 1 && strides[2 + a] == step));
       step *= axis.kernel;
     }
-    rows_are_images_ = rows_are_images_ && (problem.out_channels_per_group() == 1 || strides[1] == step);
+    rows_are_images_ = rows_are_images_ && (channels_ == 1 || strides[1] == step);
   }
 
   std::int64_t taps() const { return taps_; }
@@ -43,7 +50,8 @@ class ColumnMap {
   std::int64_t cells() const { return cells_; }
   // Images of one cell whose columns lie in the output as they do in the weight.
   bool rows_are_images() const { return rows_are_images_; }
-  std::int64_t step() const { return axes_[2].dilation * strides_[4]; }  // between the taps of a row
+  // Between neighbouring columns, in the output.
+  std::int64_t step() const { return channels_inside_ ? strides_[1] : axes_[2].dilation * strides_[4]; }
 
   // One cell: where its taps begin in the output.
   struct Cell {
@@ -66,10 +74,10 @@ class ColumnMap {
     return cell;
   }
 
-  // Neighbouring columns that are taps of one row of one output channel.
+  // Neighbouring columns that are taps of one row of one output channel, or output channels of one tap.
   struct Row {
     std::int64_t column = 0;
-    std::int64_t tap = 0;
+    std::int64_t tap = 0;  // of the row of the kernel, the first one
     std::int64_t count = 0;
     std::int64_t depth = 0;  // in the output, from a cell's own
     std::int64_t height = 0;
@@ -79,6 +87,18 @@ class ColumnMap {
   std::vector<Row> rows(std::int64_t begin, std::int64_t end) const {
     const auto& [depth, height, width] = axes_;
     std::vector<Row> rows;
+    for (std::int64_t column = begin; column < end && channels_inside_; column += rows.back().count) {
+      const std::int64_t index = column / channels_;
+      Row row;
+      row.column = column;
+      row.tap = index % width.kernel;
+      row.count = std::min(channels_ - column % channels_, end - column);
+      row.height = index / width.kernel % height.kernel * height.dilation;
+      row.depth = index / (width.kernel * height.kernel) * depth.dilation;
+      row.place = column % channels_ * strides_[1];
+      rows.push_back(row);
+    }
+    if (channels_inside_) return rows;
     for (std::int64_t column = begin; column < end; column += rows.back().count) {
       const std::int64_t index = column / width.kernel;
       Row row;
@@ -103,10 +123,12 @@ class ColumnMap {
     const std::int64_t h = cell.height + row.height;
     const std::int64_t d = cell.depth + row.depth;
     const std::int64_t from = std::max(row.tap, cell.low);
-    const std::int64_t to = std::min(row.tap + row.count, cell.high);
+    const std::int64_t to = std::min(row.tap + (channels_inside_ ? 1 : row.count), cell.high);
     if (h < 0 || h >= sizes_[3] || d < 0 || d >= sizes_[2] || from >= to) return {row.column, 0, 0};
-    return {row.column + from - row.tap, to - from,
-            cell.place + row.place + d * strides_[2] + h * strides_[3] + from * step()};
+    const std::int64_t place =
+        cell.place + row.place + d * strides_[2] + h * strides_[3] + from * axes_[2].dilation * strides_[4];
+    if (channels_inside_) return {row.column, row.count, place};
+    return {row.column + from - row.tap, to - from, place};
   }
 
   // Calls visit(column, count, place) for the piece of each row, if there is one.
@@ -126,6 +148,8 @@ class ColumnMap {
   std::int64_t image_cells_ = 1;
   std::int64_t columns_ = 0;
   std::int64_t cells_ = 0;
+  std::int64_t channels_ = 1;  // output channels of a group
+  bool channels_inside_ = false;
   bool rows_are_images_ = false;
 };
 

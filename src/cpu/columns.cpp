@@ -93,15 +93,17 @@ bool rows_are_dense(const Problem& problem) {
 Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
   const Problem problem = in_one_row(layer);
   if (problem.direction == Direction::grad_bias) return Proposal::decline("has no weights to read");
-  const bool last = has_columns_last(problem);
-  if (!last && !rows_are_dense(problem)) {
+  const bool channels_inside = has_columns_last(problem);
+  const bool last = channels_inside && problem.direction == Direction::forward;
+  if (!channels_inside && !rows_are_dense(problem)) {
     return Proposal::decline("needs the taps of an input channel in one piece");
   }
   if (element_count(problem.input_sizes()) == 0 || element_count(problem.output_sizes()) == 0) {
     return Proposal::decline("needs at least one element");
   }
-  const ColumnMap map(problem, problem.output_strides);
-  if (!last && problem.axes[2].kernel < kShortestRow && !map.rows_are_images()) {
+  const ColumnOrder order = channels_inside ? ColumnOrder::channels_inside : ColumnOrder::taps_inside;
+  const ColumnMap map(problem, problem.output_strides, order);
+  if (!channels_inside && problem.axes[2].kernel < kShortestRow && !map.rows_are_images()) {
     return Proposal::decline("needs at least " + std::to_string(kShortestRow) + " taps in a row, got " +
                              std::to_string(problem.axes[2].kernel));
   }
@@ -120,7 +122,10 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
   const bool few = weights
                        ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
                        : inputs >= kManyInputs && (map.image_cells() > 1 || streams) && map.image_cells() <= most_cells;
-  if (!few && (last || (!map.rows_are_images() && problem.axes[2].kernel < kLongKernel))) {
+  if (channels_inside && !last && map.cells() > (weights ? kMostStreamed : kMostOfDots)) {
+    return Proposal::decline("many cells, channels-last, are multiplied faster with packed weights");
+  }
+  if (!few && (channels_inside || (!map.rows_are_images() && problem.axes[2].kernel < kLongKernel))) {
     return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
                              " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
                              std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +
@@ -134,7 +139,8 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
   }
   const double used = used_share(problem);
   // Taps that are not used lie in the same cache lines as those that are.
-  const bool free = streams && few && map.image_cells() <= kMostImageCells && map.taps() <= kTapsOfLine;
+  const bool free =
+      streams && !channels_inside && few && map.image_cells() <= kMostImageCells && map.taps() <= kTapsOfLine;
   if (used < 0.5 && !free) return Proposal::decline("most taps fall outside of the output");
   if (last && map.image_cells() > kMostImageCells && used < kUsedOfManyCells) {
     return Proposal::decline("many taps fall outside of the output");
@@ -142,7 +148,7 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
   if (last) return propose_columns_last(problem);
   return with_types(problem.dtype, [&]<typename E, typename T> {
     Proposal proposal;
-    const auto kernel = std::make_shared<Columns<E, T>>(problem, std::max(device.threads, 1));
+    const auto kernel = std::make_shared<Columns<E, T>>(problem, order, std::max(device.threads, 1));
     proposal.workspace_bytes = kernel->workspace_bytes();
     proposal.kernel = kernel;
     // A task has whole output channels: of few of them, some images and pieces of rows each.
@@ -153,7 +159,7 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
     std::vector<Pieces::Piece> pieces;
     for (const PieceOfProblem& piece : pieces_of(problem, wanted, std::max(kPieceCells, kPieceCells / 8 * around))) {
       const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
-      pieces.push_back({std::make_shared<Columns<E, T>>(piece.problem, 1, kernel->columns_together()),
+      pieces.push_back({std::make_shared<Columns<E, T>>(piece.problem, order, 1, kernel->columns_together()),
                         piece.input * size, piece.output * size});
     }
     if (pieces.size() > 1) proposal.kernel = std::make_shared<Pieces>(std::move(pieces));

@@ -50,8 +50,8 @@ class Columns final : public Kernel {
 
  public:
   // `together`: the columns of a tile, which are those of the whole where this is a piece of it; 0: found here.
-  Columns(const Problem& problem, std::int64_t threads, std::int64_t together = 0)
-      : problem_(problem), map_(problem, problem.output_strides), together_(together) {
+  Columns(const Problem& problem, ColumnOrder order, std::int64_t threads, std::int64_t together = 0)
+      : problem_(problem), map_(problem, problem.output_strides, order), together_(together) {
     const std::int64_t cells = problem.direction == Direction::grad_weight ? map_.cells() : map_.image_cells();
     const std::int64_t most = problem.direction == Direction::grad_input ? kMostOfDots : kMostStreamed;
     // Images of one cell that are rows of a product come in numbers.

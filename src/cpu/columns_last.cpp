@@ -231,8 +231,8 @@ bool is_channels_last(const Sizes& sizes, const Strides& strides) {
 
 bool has_columns_last(const Problem& problem) {
   const Sizes weights = problem.weight_sizes();
-  return problem.direction == Direction::forward && (problem.dtype == DType::f32 || problem.dtype == DType::f64) &&
-         problem.out_channels_per_group() > 1 && is_channels_last(problem.input_sizes(), problem.input_strides) &&
+  return (problem.dtype == DType::f32 || problem.dtype == DType::f64) && problem.out_channels_per_group() > 1 &&
+         is_channels_last(problem.input_sizes(), problem.input_strides) &&
          is_channels_last(problem.output_sizes(), problem.output_strides) &&
          is_channels_last(weights, problem.weight_strides) && problem.weight_strides[4] == weights[1];
 }

@@ -225,6 +225,30 @@ TEST(Columns, TasksOfInputChannels) {
 
 // So few cells that weights are read, and written, as they lie; of images of one cell most taps fall outside of the
 // output. Columns that fill vectors and cache lines, and columns that don't.
+Problem few_cells(Direction direction, std::int64_t outputs, std::int64_t kernel, std::int64_t batch, Random& random) {
+  Problem problem;
+  problem.direction = direction;
+  problem.dtype = chance(random, 0.3) ? DType::f64 : DType::f32;
+  problem.batch = batch;
+  problem.groups = chance(random, 0.5) ? 2 : 1;
+  problem.in_channels = problem.groups * 517;
+  problem.out_channels = problem.groups * outputs;
+  problem.bias = direction == Direction::forward && chance(random, 0.5);
+  for (int a : {1, 2}) problem.axes[a] = {.input = 1, .kernel = kernel, .stride = 2, .pad_begin = 1, .pad_end = 1};
+  if (kernel == 3) problem.axes[2].input = uniform(random, 2, 3);
+  set_contiguous(problem);
+  return problem;
+}
+
+void check_few_cells(const Problem& problem, Random& random) {
+  Tensors tensors(problem, random);
+  compute_exact(problem, tensors);
+  EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
+  if (problem.batch > 5) return;
+  EXPECT_NE(plan(problem, {}, "columns")->kernel->describe().find("as they lie"), std::string::npos);
+  expect_threads_change_nothing(problem, "columns", random);
+}
+
 TEST(Columns, WeightsAsTheyLie) {
   Random random(39);
   for (const Direction direction : kDirections) {
@@ -232,28 +256,27 @@ TEST(Columns, WeightsAsTheyLie) {
       for (const std::int64_t kernel : {4, 3}) {
         for (const std::int64_t batch : {1, 5, 70}) {
           if (batch > 5 && (outputs == 48 || kernel == 3)) continue;
-          Problem problem;
-          problem.direction = direction;
-          problem.dtype = chance(random, 0.3) ? DType::f64 : DType::f32;
-          problem.batch = batch;
-          problem.groups = chance(random, 0.5) ? 2 : 1;
-          problem.in_channels = problem.groups * 517;
-          problem.out_channels = problem.groups * outputs;
-          problem.bias = direction == Direction::forward && chance(random, 0.5);
-          for (int a : {1, 2})
-            problem.axes[a] = {.input = 1, .kernel = kernel, .stride = 2, .pad_begin = 1, .pad_end = 1};
-          if (kernel == 3) problem.axes[2].input = uniform(random, 2, 3);
-          set_contiguous(problem);
-          Tensors tensors(problem, random);
-          compute_exact(problem, tensors);
-          EXPECT_TRUE(check(problem, tensors)) << to_string(problem);
-          if (batch > 5) continue;
-          EXPECT_NE(plan(problem, {}, "columns")->kernel->describe().find("as they lie"), std::string::npos);
-          expect_threads_change_nothing(problem, "columns", random);
-          if (batch > 1 && direction != Direction::grad_weight) {
-            expect_sample_alone_is_the_same(problem, "columns", 3, random);
-          }
+          const Problem problem = few_cells(direction, outputs, kernel, batch, random);
+          check_few_cells(problem, random);
+          if (batch != 5 || direction == Direction::grad_weight) continue;
+          expect_sample_alone_is_the_same(problem, "columns", 3, random);
         }
+      }
+    }
+  }
+}
+
+// Channels side by side: columns are (tap, output channel).
+TEST(Columns, GradientsOfWeightsAsTheyLieChannelsLast) {
+  Random random(40);
+  for (const Direction direction : {Direction::grad_input, Direction::grad_weight}) {
+    for (const std::int64_t outputs : {48, 37}) {
+      for (const std::int64_t batch : {1, 2}) {
+        Problem problem = few_cells(direction, outputs, 3, batch, random);
+        for (int a : {1, 2}) problem.axes[a].input = 1 + a;
+        set_contiguous(problem);
+        set_channels_last(problem);
+        check_few_cells(problem, random);
       }
     }
   }
