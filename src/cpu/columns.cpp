@@ -4,8 +4,8 @@
 //   forward:      D[i][j] = sum over ci of  input[ci][i] weight[ci][j],  added up into the output
 //   grad_input:   grad_input[ci][i] = sum over j of  weight[ci][j] D[i][j]
 //   grad_weight:  grad_weight[ci][j] = sum over i of  input[ci][i] D[i][j]
-// are matrix products; of D there is only a tile at a time. What is taken forward and for grad_input depends on the
-// layer and one sample, never on the batch, and all sums run in an order that depends on the layer alone.
+// are matrix products; of D there is only a tile at a time. What is taken forward depends on the layer and one sample,
+// never on the batch, and all sums run in an order that depends on the layer alone.
 #include <algorithm>
 #include <vector>
 
@@ -25,10 +25,9 @@ constexpr std::int64_t kMostImageCells = 8;  // of one sample; more have enough 
 // The same where weights do not stay in any cache: packed ones go to memory and back.
 constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;  // elements
 constexpr std::int64_t kMostCellsOfMany = 64;
-constexpr std::int64_t kTapsOfLine = 16;  // that lie in one cache line
-constexpr double kUsedOfManyCells = 0.7;  // of pairs of cells and taps, channels-last: others take weights as well
-// grad_weight: more are better multiplied less often, where that is possible.
-constexpr std::int64_t kCellsOfColumns = 128;
+constexpr std::int64_t kTapsOfLine = 16;    // that lie in one cache line
+constexpr double kUsedOfManyCells = 0.7;    // of pairs of cells and taps, channels-last: others take weights as well
+constexpr std::int64_t kMostOfPairs = 32;   // cells, of grad_weight: more are multiplied faster by pairs of bfloat16
 constexpr std::int64_t kLongKernel = 64;    // taps along a row
 constexpr std::int64_t kShortestRow = 3;    // taps; D is put together from pieces of this size
 constexpr std::int64_t kFewestInputs = 32;  // channels of a group
@@ -113,29 +112,24 @@ Proposal propose_columns(const Problem& layer, const DeviceProperties& device) {
                              std::to_string(problem.in_channels_per_group()) + " and " + std::to_string(map.columns()));
   }
   // Of a long kernel D is whole rows; otherwise it is put together from short pieces, which many input channels pay
-  // for. grad_weight sums over the batch anyway, and is worth it as long as D is small beside the sums.
-  const bool weights = problem.direction == Direction::grad_weight;
+  // for. What is taken forward may not depend on the batch.
   const std::int64_t inputs = problem.in_channels_per_group();
   const bool streams = !last && (problem.dtype == DType::f32 || problem.dtype == DType::f64);
   const std::int64_t most_cells =
       element_count(problem.weight_sizes()) > kManyWeights ? kMostCellsOfMany : kMostImageCells;
-  const bool few = weights
-                       ? inputs >= kManyInputs / 2 && map.cells() <= 2 * inputs
-                       : inputs >= kManyInputs && (map.image_cells() > 1 || streams) && map.image_cells() <= most_cells;
-  if (channels_inside && !last && map.cells() > (weights ? kMostStreamed : kMostOfDots)) {
-    return Proposal::decline("many cells, channels-last, are multiplied faster with packed weights");
+  bool few = false;
+  switch (problem.direction) {
+    case Direction::forward:
+      few = inputs >= kManyInputs && (map.image_cells() > 1 || streams) && map.image_cells() <= most_cells;
+      break;
+    case Direction::grad_input: few = streams && inputs >= kManyInputs && map.cells() <= kMostOfDots; break;
+    default: few = inputs >= kManyInputs / 2 && map.cells() <= (sums_pairs(layer) ? kMostOfPairs : kMostStreamed);
   }
   if (!few && (channels_inside || (!map.rows_are_images() && problem.axes[2].kernel < kLongKernel))) {
     return Proposal::decline("needs few input cells of many channels or at least " + std::to_string(kLongKernel) +
                              " taps in a row, got " + std::to_string(map.image_cells()) + " cells of " +
                              std::to_string(inputs) + " channels and " + std::to_string(problem.axes[2].kernel) +
                              " taps");
-  }
-  if (weights && few && map.cells() > kCellsOfColumns) {
-    if (sums_pairs(layer)) return Proposal::decline("pairs of so many cells are multiplied faster");
-    if (propose_winograd(layer, device).kernel != nullptr) {
-      return Proposal::decline("fewer products do for so many cells");
-    }
   }
   const double used = used_share(problem);
   // Taps that are not used lie in the same cache lines as those that are.
