@@ -142,20 +142,21 @@ HWY_INLINE void dot_tile(const DotRows<T>& job, std::int64_t k, std::int64_t m) 
   }
 }
 
+// Some rows by all cells; the first of these ask for the next rows.
 template <int kRows, typename T>
 void dot_some_rows(const DotRows<T>& job, std::int64_t k) {
-  constexpr int kCells = kManyRegisters ? 4 : 2;
-  const bool asks = k + 2 * kRows <= job.rows;  // once
+  constexpr std::int64_t kCells = kManyRegisters ? 4 : 2;
+  const bool more = k + kRows + kRows <= job.rows;
   std::int64_t m = 0;
   for (; m + kCells <= job.cells; m += kCells) {
-    if (asks && m == 0) {
+    if (more && m == 0) {
       dot_tile<kRows, kCells, true>(job, k, m);
     } else {
       dot_tile<kRows, kCells, false>(job, k, m);
     }
   }
   for (; m < job.cells; ++m) {
-    if (asks && m == 0) {
+    if (more && m == 0) {
       dot_tile<kRows, 1, true>(job, k, m);
     } else {
       dot_tile<kRows, 1, false>(job, k, m);
