@@ -47,13 +47,14 @@ class DepthwiseBlocks final : public Kernel {
     if (line_ % (kPage / 4) == 0) line_ += kMostLanes;  // lines of few sets of the cache
     find_steps(maps[2]);
     for (const AxisTarget& target : maps[1].targets) {
-      RowPhase phase{target.lattice, 0, -1, {}};
+      RowPhase phase{target.lattice, 0, -1, 0, {}};
       if (!target.taps.empty()) {
         const auto [low, high] = std::ranges::minmax(target.taps, {}, &AxisTap::offset);
         phase.lowest = low.offset;
         phase.highest = high.offset;
         phase.tap_rows.assign(high.offset - low.offset + 1, -1);
         for (const AxisTap& tap : target.taps) phase.tap_rows[tap.offset - low.offset] = tap.tap * row_weights();
+        phase.tap_rows_apart = distance_of(phase.tap_rows);
       }
       row_phases_.push_back(std::move(phase));
     }
@@ -83,25 +84,29 @@ class DepthwiseBlocks final : public Kernel {
     for_each_task(execution, ceil_div(tasks, together), [&](std::int64_t group) {
       thread_local Memory memory;
       if (memory.cleared_by != id_) memory.cleared_by = -1;  // should there be no memory
-      T* const source = memory.source.get(most_lines_ * line_);
+      T* const source = memory.source.get(held_ * most_lines_ * line_);
       clear_around(source, memory);
       std::int64_t loaded = -1;  // channel whose weights are there
-      const T* weights = nullptr;
-      for (std::int64_t task = group * together; task < std::min((group + 1) * together, tasks); ++task) {
-        const Band& band = bands_[task % bands];
-        const std::int64_t channel = task / bands % problem_.in_channels;
-        const std::int64_t image = task / bands / problem_.in_channels;
-        const auto place = [&](const Strides& strides) { return image * strides[0] + channel * strides[1]; };
-        if (channel != loaded) {
-          weights = load_weights(static_cast<const E*>(buffers.weight) + channel * problem_.weight_strides[0], memory);
-          loaded = channel;
+      WeighBlock<T> job = common_job();
+      const std::int64_t end = std::min((group + 1) * together, tasks);
+      for (std::int64_t first = group * together; first < end; first += held_) {
+        const std::int64_t held = std::min(held_, end - first);
+        Piece piece = piece_at(first);
+        for (std::int64_t i = 0; i < held; ++i, go_on(piece)) {
+          load_source(static_cast<const E*>(buffers.input) + place_of(piece, problem_.input_strides),
+                      bands_[piece.band], source + i * most_lines_ * line_);
         }
-        load_source(static_cast<const E*>(buffers.input) + place(problem_.input_strides), band, source);
-        WeighBlock<T> job;
-        job.weights = weights;
-        if (bias != nullptr) element_ops<E, T>().load(bias + channel, 1, &job.bias, 1, 1);
-        run_band(job, source, band, static_cast<E*>(buffers.output) + place(problem_.output_strides), past_caches,
-                 memory);
+        piece = piece_at(first);
+        for (std::int64_t i = 0; i < held; ++i, go_on(piece)) {
+          if (piece.channel != loaded) {
+            const E* const weight = static_cast<const E*>(buffers.weight);
+            job.weights = load_weights(weight + piece.channel * problem_.weight_strides[0], memory);
+            if (bias != nullptr) element_ops<E, T>().load(bias + piece.channel, 1, &job.bias, 1, 1);
+            loaded = piece.channel;
+          }
+          run_band(job, source + i * most_lines_ * line_, bands_[piece.band],
+                   static_cast<E*>(buffers.output) + place_of(piece, problem_.output_strides), past_caches, memory);
+        }
       }
       if (past_caches) hwy::FlushStream();  // before another thread reads the results
     });
@@ -131,6 +136,7 @@ class DepthwiseBlocks final : public Kernel {
     Lattice lattice;
     std::int64_t lowest = 0;
     std::int64_t highest = -1;
+    std::int64_t tap_rows_apart = 0;  // as in WeighBlock
     std::vector<std::int64_t> tap_rows;
   };
   struct Range {
@@ -144,20 +150,52 @@ class DepthwiseBlocks final : public Kernel {
     Range height;
     Range slices;
     Range sources;
+    std::vector<Range> cells;                     // of the phases along the height
     std::vector<std::vector<BlockSlice>> placed;  // of each slice of the output: where they have been copied
     std::int64_t lines() const { return slices.size() * sources.size(); }
+  };
+  // A band of a channel of an image.
+  struct Piece {
+    std::int64_t band;
+    std::int64_t channel;
+    std::int64_t image;
   };
   struct Memory {
     Scratch<T> source;
     Scratch<T> results;
     Scratch<T> weights;
+    std::vector<Range> cells;
     std::int64_t cleared_by = -1;  // the kernel whose rows `source` holds
   };
+
+  Piece piece_at(std::int64_t task) const {
+    const std::int64_t bands = std::ssize(bands_);
+    return {task % bands, task / bands % problem_.in_channels, task / bands / problem_.in_channels};
+  }
+  void go_on(Piece& piece) const {
+    if (++piece.band < std::ssize(bands_)) return;
+    piece.band = 0;
+    if (++piece.channel < problem_.in_channels) return;
+    piece.channel = 0;
+    ++piece.image;
+  }
+  static std::int64_t place_of(const Piece& piece, const Strides& strides) {
+    return piece.image * strides[0] + piece.channel * strides[1];
+  }
 
   std::int64_t output_elements() const {
     return problem_.axes[0].output() * problem_.axes[1].output() * problem_.axes[2].output();
   }
   std::int64_t row_weights() const { return std::ssize(kernel_taps_); }
+
+  // From one place to the next, where all of them are evenly apart; otherwise 0.
+  static std::int64_t distance_of(const std::vector<std::int64_t>& places) {
+    if (places.size() < 2 || std::ranges::find(places, -1) != places.end()) return 0;
+    for (std::size_t i = 1; i < places.size(); ++i) {
+      if (places[i] - places[i - 1] != places[1] - places[0]) return 0;
+    }
+    return places[1] - places[0];
+  }
 
   // What the phases of a row read of one row of the input, from right to left: as the taps of each phase do.
   void find_steps(const AxisMap& map) {
@@ -229,7 +267,7 @@ class DepthwiseBlocks final : public Kernel {
     const std::int64_t depths = problem_.axes[0].output();
     const std::int64_t heights = problem_.axes[1].output();
     const auto band_of = [&](Range depth, Range height) {
-      return Band{depth, height, slices_of(depth), sources_of(height), {}};
+      return Band{depth, height, slices_of(depth), sources_of(height), {}, {}};
     };
     const auto fits = [&](const Band& band) { return band.lines() * line_ <= kMostSource; };
     for (std::int64_t d = 0; d < depths;) {
@@ -253,6 +291,7 @@ class DepthwiseBlocks final : public Kernel {
     }
     for (Band& band : bands_) {
       most_lines_ = std::max(most_lines_, band.lines());
+      for (const RowPhase& phase : row_phases_) band.cells.push_back(cells_of(phase.lattice, band.height));
       for (std::int64_t d = band.depth.begin; d < band.depth.end; ++d) {
         band.placed.push_back(slices_[d]);
         for (BlockSlice& slice : band.placed.back()) {
@@ -260,6 +299,8 @@ class DepthwiseBlocks final : public Kernel {
         }
       }
     }
+    // What has just been copied can't be read across the ends of what was written: a few small images first.
+    held_ = std::max<std::int64_t>(kMostSource / 2 / (most_lines_ * line_), 1);
   }
 
   // The weights of a channel: [depth][height][step][phase].
@@ -286,7 +327,7 @@ class DepthwiseBlocks final : public Kernel {
   // What surrounds the rows is the same for all of them, and from one call to the next.
   void clear_around(T* source, Memory& memory) const {
     if (memory.cleared_by == id_) return;
-    for (T* line = source; line < source + most_lines_ * line_; line += line_) {
+    for (T* line = source; line < source + held_ * most_lines_ * line_; line += line_) {
       std::fill(line, line + lead_, T{0});
       std::fill(line + lead_ + problem_.axes[2].input, line + line_, T{0});
     }
@@ -304,18 +345,25 @@ class DepthwiseBlocks final : public Kernel {
     }
   }
 
-  void run_band(WeighBlock<T> job, const T* source, const Band& band, E* output, bool past_caches,
-                Memory& memory) const {
-    const std::int64_t width = problem_.axes[2].output();
+  // What is the same for all bands.
+  WeighBlock<T> common_job() const {
+    WeighBlock<T> job;
     job.from_step = line_;
-    job.first_source = band.sources.begin;
-    job.last_source = band.sources.end;
     job.step_offsets = step_offsets_.data();
     job.steps = std::ssize(step_offsets_);
     job.pattern = pattern_;
     job.phases = phases_;
     job.cells = cells_;
-    job.count = width;
+    job.count = problem_.axes[2].output();
+    return job;
+  }
+
+  void run_band(WeighBlock<T>& job, const T* source, const Band& band, E* output, bool past_caches,
+                Memory& memory) const {
+    const std::int64_t width = job.count;
+    job.first_source = band.sources.begin;
+    job.last_source = band.sources.end;
+    job.past_caches = false;
     for (std::int64_t d = band.depth.begin; d < band.depth.end; ++d) {
       job.from = source + lead_ - band.sources.begin * line_;
       const std::vector<BlockSlice>& slices = band.placed[d - band.depth.begin];
@@ -325,7 +373,7 @@ class DepthwiseBlocks final : public Kernel {
       if constexpr (std::is_same_v<E, T>) {
         if (!past_caches || has_whole_lines(slice)) {
           job.past_caches = past_caches;
-          run_rows(job, band.height, slice, problem_.output_strides[3]);
+          run_rows(job, band.cells, slice, problem_.output_strides[3]);
           continue;
         }
       }
@@ -336,7 +384,10 @@ class DepthwiseBlocks final : public Kernel {
         E* const to = slice + row * problem_.output_strides[3];
         // As far from a cache line as they will be in the tensor.
         T* const from = results + from_line(to);
-        run_rows(job, rows, from - row * width, width);
+        std::vector<Range>& cells = memory.cells;
+        cells.clear();
+        for (const RowPhase& phase : row_phases_) cells.push_back(cells_of(phase.lattice, rows));
+        run_rows(job, cells, from - row * width, width);
         const DepthwiseRowOps<E, T>& ops = depthwise_row_ops<E, T>();
         if (problem_.output_strides[3] == width) {
           ops.put_row(from, to, rows.size() * width, past_caches);
@@ -349,16 +400,17 @@ class DepthwiseBlocks final : public Kernel {
     }
   }
 
-  // Row r of the slice is at slice + r row_step.
-  void run_rows(WeighBlock<T>& job, Range rows, T* slice, std::int64_t row_step) const {
-    for (const RowPhase& phase : row_phases_) {
-      const Range cells = cells_of(phase.lattice, rows);
-      if (cells.size() <= 0) continue;
-      job.first_row = cells.begin;
-      job.last_row = cells.end;
+  // Some cells of each phase; row r of the slice is at slice + r row_step.
+  void run_rows(WeighBlock<T>& job, const std::vector<Range>& cells, T* slice, std::int64_t row_step) const {
+    for (std::size_t p = 0; p < row_phases_.size(); ++p) {
+      const RowPhase& phase = row_phases_[p];
+      if (cells[p].size() <= 0) continue;
+      job.first_row = cells[p].begin;
+      job.last_row = cells[p].end;
       job.lowest = phase.lowest;
       job.highest = phase.highest;
       job.tap_rows = phase.tap_rows.data();
+      job.tap_rows_apart = phase.tap_rows_apart;
       job.to = slice + phase.lattice.first * row_step;
       job.to_step = phase.lattice.step * row_step;
       depthwise_block_ops<T>().weigh_block(job);
@@ -383,6 +435,7 @@ class DepthwiseBlocks final : public Kernel {
   std::int64_t lead_ = 0;  // zeros before a copied row
   std::int64_t line_ = 0;  // from one to the next
   std::int64_t most_lines_ = 1;
+  std::int64_t held_ = 1;                   // bands that are copied before the first of them is computed
   std::vector<std::int64_t> step_offsets_;  // what phases read along a row, from right to left
   std::vector<std::int64_t> kernel_taps_;   // [step][phase]: tap of the kernel; -1: none
   int pattern_ = -1;

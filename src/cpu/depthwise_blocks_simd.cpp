@@ -53,6 +53,48 @@ HWY_INLINE void put_rows(const WeighBlock<T>& job, std::int64_t row, std::int64_
   }
 }
 
+// Adds what a row of the source, of which `from` is cell j, brings to rows kFirst to kLast of the output, whose weights
+// are `apart` from each other; `weights` are those of row 0.
+template <int kFirst, int kLast, int kVectors, int kRows, typename T, class V>
+HWY_INLINE void add_source_row(const WeighBlock<T>& job, const T* from, const T* weights, std::int64_t apart,
+                               V (&sums)[kRows][kVectors][1]) {
+  const hn::ScalableTag<T> tag;
+  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  for (std::int64_t step = 0; step < job.steps; ++step) {
+    V cells[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      cells[v] = hn::LoadU(tag, from + job.step_offsets[step] + v * kLanes);
+      keep_in_register(cells[v]);
+    }
+#pragma GCC unroll 8
+    for (int r = kFirst; r <= kLast; ++r) {
+      V weight = hn::Set(tag, weights[r * apart + step]);
+      if constexpr (kVectors > 1) keep_in_register(weight);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v][0] = hn::MulAdd(cells[v], weight, sums[r][v][0]);
+    }
+  }
+}
+
+// The same for the rows from kFirst to `last`, kLast at least; and for those from `first`, kFirst at least, to `last`.
+template <int kFirst, int kLast, int kVectors, int kRows, typename T, class V>
+HWY_INLINE void add_up_to(std::int64_t last, const WeighBlock<T>& job, const T* from, const T* weights,
+                          std::int64_t apart, V (&sums)[kRows][kVectors][1]) {
+  if constexpr (kLast + 1 < kRows) {
+    if (last > kLast) return add_up_to<kFirst, kLast + 1>(last, job, from, weights, apart, sums);
+  }
+  add_source_row<kFirst, kLast>(job, from, weights, apart, sums);
+}
+template <int kFirst, int kVectors, int kRows, typename T, class V>
+HWY_INLINE void add_from(std::int64_t first, std::int64_t last, const WeighBlock<T>& job, const T* from,
+                         const T* weights, std::int64_t apart, V (&sums)[kRows][kVectors][1]) {
+  if constexpr (kFirst + 1 < kRows) {
+    if (first > kFirst) return add_from<kFirst + 1>(first, last, job, from, weights, apart, sums);
+  }
+  add_up_to<kFirst, kFirst>(last, job, from, weights, apart, sums);
+}
+
 // kRows rows of one phase from `row` on, kVectors vectors of cells from cell j on.
 template <int kVectors, int kRows, typename T>
 HWY_INLINE void weigh_rows(const WeighBlock<T>& job, std::int64_t row, std::int64_t j) {
@@ -71,6 +113,16 @@ HWY_INLINE void weigh_rows(const WeighBlock<T>& job, std::int64_t row, std::int6
   const std::int64_t end = std::min(job.last_source, row + rows + job.highest);
   for (std::int64_t s = 0; s < job.slice_count; ++s) {
     const BlockSlice& slice = job.slices[s];
+    if (job.tap_rows_apart != 0) {
+      const std::int64_t apart = -job.tap_rows_apart;  // from a row of the output to the next
+      for (std::int64_t y = begin; y < end; ++y) {
+        const std::int64_t first = std::max<std::int64_t>(y - row - job.highest, 0);
+        const std::int64_t last = std::min(y - row - job.lowest, rows - 1);
+        const T* const weights = job.weights + slice.place + job.tap_rows[0] + (y - row - job.lowest) * -apart;
+        add_from<0>(first, last, job, job.from + slice.from + y * job.from_step + j, weights, apart, sums);
+      }
+      continue;
+    }
     for (std::int64_t y = begin; y < end; ++y) {
       const T* weights[kRows];  // nullptr: none
       bool any = false;

@@ -64,6 +64,7 @@ struct WeighBlock {
   std::int64_t lowest = 0;
   std::int64_t highest = -1;
   const std::int64_t* tap_rows = nullptr;
+  std::int64_t tap_rows_apart = 0;  // from one of them to the next; 0: they are not evenly apart, or some have none
   const std::int64_t* step_offsets = nullptr;
   std::int64_t steps = 0;
   int pattern = -1;  // of kBlockPatterns; -1: another, of one phase

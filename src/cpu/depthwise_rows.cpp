@@ -13,6 +13,7 @@
 
 #include "cpu/axis_map.h"
 #include "cpu/depthwise_blocks.h"
+#include "cpu/depthwise_flat.h"
 #include "cpu/depthwise_rows_simd.h"
 #include "cpu/panels.h"
 #include "cpu/past_caches.h"
@@ -445,7 +446,9 @@ Proposal propose_depthwise_rows(const Problem& problem) {
     }
   }
   const bool few_phases = std::ssize(phases) <= kMostRowPhases;
-  if (auto kernel = few_phases ? make_depthwise_blocks(problem, maps) : nullptr) {
+  auto kernel = make_depthwise_flat(problem, maps);
+  if (kernel == nullptr && few_phases) kernel = make_depthwise_blocks(problem, maps);
+  if (kernel != nullptr) {
     Proposal proposal;
     proposal.kernel = std::move(kernel);
     return proposal;
