@@ -40,14 +40,8 @@ HWY_INLINE void put_rows(const WeighBlock<T>& job, std::int64_t row, std::int64_
       if (first + kLanes * kPhases <= job.count) {
         job.past_caches ? put_phases<kPhases, true>(tag, sums[r][v], to + first)
                         : put_phases<kPhases, false>(tag, sums[r][v], to + first);
-      } else if constexpr (kPhases == 1 && kMaskedStores) {
-        hn::BlendedStore(sums[r][v][0], hn::FirstN(tag, static_cast<std::size_t>(job.count - first)), tag, to + first);
-      } else {
-        HWY_ALIGN T some[kPhases * kLanes];
-        store_phases<kPhases>(tag, sums[r][v], some);
-        std::int64_t i = 0;
-        for (; first + i + kLanes <= job.count; i += kLanes) hn::StoreU(hn::Load(tag, some + i), tag, to + first + i);
-        if (first + i < job.count) copy_few(tag, some + i, to + first + i, job.count - first - i);
+      } else if (first < job.count) {
+        put_some<kPhases>(tag, sums[r][v], to + first, job.count - first);
       }
     }
   }

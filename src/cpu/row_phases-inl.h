@@ -81,6 +81,30 @@ HWY_INLINE void put_phases(D tag, const hn::Vec<D> (&phases)[kPhases], hn::TFrom
   }
 }
 
+// The first `count` elements of that, fewer than kPhases vectors have.
+template <int kPhases, class D>
+HWY_INLINE void put_some(D tag, const hn::Vec<D> (&phases)[kPhases], hn::TFromD<D>* to, std::int64_t count) {
+  constexpr std::int64_t kLanes = hn::MaxLanes(D());
+  if constexpr (kPhases == 1 && kMaskedStores) {
+    hn::BlendedStore(phases[0], hn::FirstN(tag, static_cast<std::size_t>(count)), tag, to);
+  } else if constexpr (kPhases == 2 && kShufflesTwo<D>) {
+    const auto first = interleaved<0>(tag, phases[0], phases[1]);
+    if (count < kLanes) {
+      hn::BlendedStore(first, hn::FirstN(tag, static_cast<std::size_t>(count)), tag, to);
+      return;
+    }
+    hn::StoreU(first, tag, to);
+    const auto second = interleaved<1>(tag, phases[0], phases[1]);
+    hn::BlendedStore(second, hn::FirstN(tag, static_cast<std::size_t>(count - kLanes)), tag, to + kLanes);
+  } else {
+    HWY_ALIGN hn::TFromD<D> some[kPhases * kLanes];
+    store_phases<kPhases>(tag, phases, some);
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::Load(tag, some + i), tag, to + i);
+    if (i < count) copy_few(tag, some + i, to + i, count - i);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace tconv::cpu
 HWY_AFTER_NAMESPACE();
