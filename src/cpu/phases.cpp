@@ -13,6 +13,7 @@ Proposal propose_as_it_is(const Problem& problem, const DeviceProperties& device
     case Direction::forward: {
       Proposal proposal = propose_patch_products(problem, device);
       if (proposal.kernel == nullptr) proposal = propose_tap_rows(problem, device);
+      if (proposal.kernel == nullptr) proposal = propose_few_inputs(problem);
       return proposal.kernel != nullptr ? proposal : propose_correlate(problem, device);
     }
     case Direction::grad_input: {
