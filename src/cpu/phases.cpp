@@ -13,11 +13,12 @@ Proposal propose_as_it_is(const Problem& problem, const DeviceProperties& device
     case Direction::forward: {
       Proposal proposal = propose_patch_products(problem, device);
       if (proposal.kernel == nullptr) proposal = propose_tap_rows(problem, device);
-      if (proposal.kernel == nullptr) proposal = propose_few_inputs(problem);
+      if (proposal.kernel == nullptr) proposal = propose_row_runs(problem);
       return proposal.kernel != nullptr ? proposal : propose_correlate(problem, device);
     }
     case Direction::grad_input: {
       Proposal proposal = propose_patch_products(problem, device);
+      if (proposal.kernel == nullptr) proposal = propose_row_runs(problem);
       if (proposal.kernel == nullptr) proposal = propose_windows(problem);
       return proposal.kernel != nullptr ? proposal : propose_correlate(problem, device);
     }

@@ -33,8 +33,8 @@ Proposal propose_depthwise_rows(const Problem& problem);
 Proposal propose_depthwise_gradients(const Problem& problem);
 Proposal propose_depthwise_line_gradients(const Problem& problem);
 Proposal propose_depthwise_row_gradients(const Problem& problem);
-// forward of few input channels, where channels lie side by side
-Proposal propose_few_inputs(const Problem& problem);
+// forward and grad_input of few source channels, where channels lie side by side
+Proposal propose_row_runs(const Problem& problem);
 // forward of few output channels
 Proposal propose_tap_rows(const Problem& problem, const DeviceProperties& device);
 // kernel == stride where rows lie side by side: forward and grad_input, and grad_weight.
