@@ -282,6 +282,11 @@ FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, co
       return {};
     }
   }
+  // What two taps save is lost where combined rows, whole vectors of source channels, are idle for more than an eighth.
+  if (side_by_side && several_lattices && kSchemes[axes[0].scheme].taps == 2 &&
+      7 * round_up(roles.source_channels, kMostLanes) > 8 * roles.source_channels) {
+    return {};
+  }
   std::int64_t all = element_count(problem.weight_sizes());
   for (const FastAxis& each : axes) {
     all = all / problem.axes[each.axis].kernel * combined_along(each);
