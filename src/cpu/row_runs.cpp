@@ -292,6 +292,8 @@ Proposal propose_row_runs(const Problem& problem) {
       in_depth * in_height > kMostCopied / row) {
     return Proposal::decline("needs shorter rows");
   }
+  Problem sample = problem;  // forward may not depend on the batch: it changes the order of the sums
+  sample.batch = 1;
   constexpr std::int64_t kCells = 1024;  // of which register tiles are chosen
   const Tiling tiling(std::move(maps), problem.batch, kCells);
   return with_types(problem.dtype, [&]<typename E, typename T> {
@@ -300,7 +302,7 @@ Proposal propose_row_runs(const Problem& problem) {
       proposal.declined = "needs elements that are not converted";
     } else {
       const auto kernel = std::make_shared<RowRuns<T>>(problem, roles, tiling, axes);
-      if (kernel->weights() > room_for_weights(problem)) return Proposal::decline("needs fewer weights");
+      if (kernel->weights() > room_for_weights(sample)) return Proposal::decline("needs fewer weights");
       proposal.workspace_bytes = kernel->workspace_bytes();
       proposal.kernel = kernel;
     }
