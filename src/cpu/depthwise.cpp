@@ -333,7 +333,8 @@ Proposal propose_depthwise(const Problem& problem, const DeviceProperties& /*dev
   const bool forward = problem.direction == Direction::forward;
   if (groups.alone() && (!side_by_side || problem.in_channels < kFewestChannels)) {
     if (forward) return propose_depthwise_rows(problem);
-    Proposal proposal = propose_depthwise_line_gradients(problem);
+    Proposal proposal = propose_depthwise_flat_gradients(problem);
+    if (proposal.kernel == nullptr) proposal = propose_depthwise_line_gradients(problem);
     return proposal.kernel != nullptr ? proposal : propose_depthwise_row_gradients(problem);
   }
   if (!forward) return propose_depthwise_gradients(problem);

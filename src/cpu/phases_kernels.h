@@ -33,6 +33,7 @@ Proposal propose_depthwise_rows(const Problem& problem);
 Proposal propose_depthwise_gradients(const Problem& problem);
 Proposal propose_depthwise_line_gradients(const Problem& problem);
 Proposal propose_depthwise_row_gradients(const Problem& problem);
+Proposal propose_depthwise_flat_gradients(const Problem& problem);
 // forward and grad_input of few source channels, where channels lie side by side
 Proposal propose_row_runs(const Problem& problem);
 // forward of few output channels
