@@ -20,7 +20,7 @@ constexpr std::int64_t kLargestImage = 2048;               // of an image with w
 constexpr std::int64_t kMostHeld = std::int64_t{1} << 12;  // elements of lines that are copied at a time, about
 constexpr std::int64_t kFewestChannels = 32;               // that are enough tasks for threads
 constexpr std::int64_t kMostBlock = 8;                     // channels of a task
-constexpr double kMostVectors = 1;  // for each vector of a row by itself, which is an end of its row mostly
+constexpr std::int64_t kFewTaps = 9;
 
 std::atomic<std::int64_t> next_id{0};  // of kernels: their addresses come back
 
@@ -53,10 +53,14 @@ class DepthwiseFlatGradients final : public Kernel {
     list_taps();
   }
 
+  // Whether the line is not too long beside vectors of each row by itself, whose taps take one pass if they are few;
+  // where a row has several vectors, most of them are no ends of it.
   bool pays() const {
     const auto& [depth, height, width] = problem_.axes;
-    const std::int64_t of_rows = depth.input * height.input * ceil_div(width.input, ops_.lanes);
-    return static_cast<double>(vectors_) <= kMostVectors * static_cast<double>(of_rows);
+    const std::int64_t in_row = ceil_div(width.input, ops_.lanes);
+    const bool few_taps = taps() <= kFewTaps;
+    const double most = in_row == 1 ? (few_taps ? 1 : 1.2) : (few_taps ? 0.75 : 0.95);
+    return static_cast<double>(vectors_) <= most * static_cast<double>(depth.input * height.input * in_row);
   }
 
   void run(const Buffers& buffers, const Execution& execution) const override {
