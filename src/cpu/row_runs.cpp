@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cpu/blocking.h"
@@ -70,10 +71,10 @@ template <typename T>
 class RowRuns final : public Kernel {
  public:
   // Taps along the row in the order of what they read.
-  RowRuns(const Problem& problem, const Roles& roles, const Tiling& tiling, const CellAxes& axes)
+  RowRuns(const Problem& problem, const Roles& roles, const Tiling& tiling, CellAxes axes)
       : problem_(problem),
         roles_(roles),
-        axes_(axes),
+        axes_(std::move(axes)),
         packed_(problem, roles, tiling, WeightOrder::channels_inside),
         forward_(problem.direction == Direction::forward) {
     const CellAxis& width = axes_[2];

@@ -282,8 +282,9 @@ FastWeights choose_fast_weights(const AxisMaps& maps, const Problem& problem, co
       return {};
     }
   }
-  // What two taps save is lost where combined rows, whole vectors of source channels, are idle for more than an eighth.
-  if (side_by_side && several_lattices && kSchemes[axes[0].scheme].taps == 2 &&
+  // What two taps save for few target channels is lost where combined rows, whole vectors of source channels, are idle
+  // for more than an eighth.
+  if (side_by_side && several_lattices && kSchemes[axes[0].scheme].taps == 2 && roles.target_channels <= kFewColumns &&
       7 * round_up(roles.source_channels, kMostLanes) > 8 * roles.source_channels) {
     return {};
   }
