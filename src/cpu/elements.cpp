@@ -495,8 +495,7 @@ void scatter(const Scatter<E, T>& job) {
 template <typename E, typename T>
 bool pack_whole_taps(const PackWeights<E, T>& job) {
   constexpr std::int64_t kMost = 64;  // elements of a target at a time
-  // Numbers of other types are gathered vector by vector.
-  constexpr std::int64_t kMostTaps = std::is_same_v<E, T> ? kMost : 1024;
+  constexpr std::int64_t kMostTaps = 1024;
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   if (!kMaskedStores || !job.whole_taps || job.tap_count == 0 || job.tap_count > kMostTaps || lanes < 4) return false;
