@@ -100,6 +100,8 @@ class WinogradWeight final : public Kernel {
     T* const combined_grad = memory.grad.get(points_ * lines_.back().size * grad_step_);
     const std::int64_t first_tile = tiling_.tiles() * split / blocks_.splits();
     const std::int64_t last_tile = tiling_.tiles() * (split + 1) / blocks_.splits();
+    std::int64_t combined_tile = -1;  // of which the input is combined, for tiles that begin so
+    const std::vector<std::int64_t>* combined_starts = nullptr;
     // All phases at a time, or those of a row.
     const std::size_t together = by_phase_ ? tiling_.row_phases() : groups_.size();
     for (std::size_t first = 0; first < groups_.size(); first += together) {
@@ -112,9 +114,12 @@ class WinogradWeight final : public Kernel {
         const T* const packed = source_.pack(tiling_, tile, first_input, channels.inputs, memory.packed);
         const T* packed_grad = nullptr;  // of a row of phases
         for (std::size_t p = first; p < last; ++p) {
-          if (p == first || by_phase_) {
+          // Neighbouring phases often begin at the same cells.
+          if (index != combined_tile || groups_[p].starts != *combined_starts) {
             source_.combine(tiling_, tile, first_input, packed, channels.inputs, groups_[p].starts, memory.half,
                             combined);
+            combined_tile = index;
+            combined_starts = &groups_[p].starts;
           }
           const std::int64_t of_row = static_cast<std::int64_t>(p) % tiling_.row_phases();
           if (!grads_in_place_ && of_row == 0) packed_grad = pack_grads(tile, p, grads, memory.packed_grad);
@@ -348,7 +353,8 @@ Proposal propose_winograd_weight(const Problem& problem, const DeviceProperties&
   if (by_phase) fast = phase_by_phase(std::move(fast));
   TileWish wish;
   wish.width = blocking.inputs + blocking.outputs;
-  wish.tiles = ceil_div(kTilesWanted, blocking.blocks());
+  // Tiles are for threads where there is room for partial sums; otherwise the fewer, the less often all sums are read.
+  wish.tiles = tasks() > blocking.blocks() ? ceil_div(kTilesWanted, blocking.blocks()) : 1;
   const std::int64_t cells = choose_cells(fast, maps, problem.batch, wish, caches());
   Tiling tiling(maps, problem.batch, cells);
   if (tiling.plane_size() > kLongestLine) {
@@ -356,7 +362,7 @@ Proposal propose_winograd_weight(const Problem& problem, const DeviceProperties&
                              std::to_string(tiling.plane_size()));
   }
   blocking.splits = choose_splits(problem, blocking, tiling.tiles());
-  cut_for_threads(blocking, groups * points, std::max(device.threads, 1), kMostLanes, kPacking);
+  cut_for_threads(blocking, groups * points, std::max(device.threads, 1), kMostLanes, kPacking * points);
   return with_types(problem.dtype, [&]<typename E, typename Arithmetic> {
     Proposal proposal;
     if constexpr (std::is_same_v<Arithmetic, T>) {
