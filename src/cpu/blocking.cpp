@@ -131,7 +131,12 @@ std::int64_t channels_together(const AxisMaps& maps, const Roles& roles) {
   const bool pays = roles.multiplies_pairs ? roles.target_channels >= kMostLanes && channels * taps >= kLongSum / 2
                                            : roles.target_channels >= many_targets && channels * taps >= kLongSum;
   if (side_by_side ? rather_lines(roles, maps, sources, taps) : !pays) return 0;
-  std::int64_t most = sources > 1 ? kMostTogether / 2 : kMostTogether;
+  // Of several lattices no more than a long visit to the results needs: they are packed, and then read, in the cache.
+  std::int64_t most = kMostTogether;
+  if (sources > 1) {
+    const std::int64_t enough = round_up(kDepthInPlace / std::max<std::int64_t>(taps, 1), kMostLanes);
+    most = nearest_parts(channels, std::clamp(enough, kMostLanes, kMostTogether / 2));
+  }
   if (side_by_side && (!roles.converts || roles.reads_pairs)) {
     const std::int64_t in_place = roles.reads_pairs ? 2 * kMostTogether : kMostTogether;
     most = sources > 1 ? in_place

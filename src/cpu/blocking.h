@@ -129,6 +129,12 @@ inline std::int64_t even_parts(std::int64_t count, std::int64_t most) {
   return ceil_div(all, ceil_div(all, std::max<std::int64_t>(most, 1)));
 }
 
+// The same where parts of about `enough` are wanted, a little larger or smaller: none is much smaller than that.
+inline std::int64_t nearest_parts(std::int64_t count, std::int64_t enough) {
+  const std::int64_t all = std::max<std::int64_t>(count, 1);
+  return ceil_div(all, std::max<std::int64_t>((all + enough / 2) / enough, 1));
+}
+
 struct Blocking {
   std::int64_t cells = 0;  // of a tile
   std::int64_t target_channels = 0;

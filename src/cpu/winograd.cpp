@@ -33,6 +33,7 @@ using T = float;
 // Source channels summed before the next tap's, from one source lattice or from several.
 constexpr std::int64_t kMostTogether = 128;
 constexpr std::int64_t kMostOfSeveral = 64;
+constexpr std::int64_t kLongVisit = 256;  // multiply-adds between two visits to the products that are enough
 constexpr std::int64_t kMostCombined = 16;    // of a source whose channels lie side by side
 constexpr std::int64_t kMostDepth = 640;      // multiply-adds between two visits to the products
 constexpr std::int64_t kTasksWanted = 8;      // for each thread
@@ -517,6 +518,18 @@ class Winograd final : public Kernel {
   std::size_t workspace_bytes_ = 0;
 };
 
+// Source channels that are combined at a time from several lattices: no more than long visits to the products need, so
+// that what is combined from many lattices stays in the cache until it is read.
+std::int64_t channels_of_several(const FastAxes& fast, const AxisMaps& maps, std::int64_t channels) {
+  std::int64_t groups = 1;  // of taps
+  for (int a = 0; a < kSpatialAxes; ++a) {
+    const auto on_axis = std::ranges::find(fast, a, &FastAxis::axis);
+    groups *= on_axis == fast.end() ? std::ssize(maps[a].targets.front().taps) : on_axis->groups();
+  }
+  const std::int64_t enough = round_up(kLongVisit / groups, kMostLanes);
+  return nearest_parts(channels, std::clamp(enough, kMostLanes, kMostOfSeveral));
+}
+
 // Whether the outputs of a row that can be seen as one (wide_rows.h) are so many, or channels so few, that this is
 // worth more than fewer products.
 bool rather_has_wide_rows(const Problem& problem) {
@@ -578,7 +591,8 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
     return Proposal::decline("combining each of " + std::to_string(sources) +
                              " lattices takes longer than reading them in place");
   }
-  const std::int64_t together = sources > 1 ? kMostOfSeveral : kMostTogether;
+  const std::int64_t together =
+      sources > 1 ? channels_of_several(fast.axes, plain, roles.source_channels) : kMostTogether;
   const std::int64_t chunk =
       std::min(round_up(even_parts(roles.source_channels, together), kMostLanes), roles.source_channels);
   const bool one_by_one = phases_one_by_one(roles, chunk, in_place);
