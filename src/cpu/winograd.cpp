@@ -33,7 +33,8 @@ using T = float;
 // Source channels summed before the next tap's, from one source lattice or from several.
 constexpr std::int64_t kMostTogether = 128;
 constexpr std::int64_t kMostOfSeveral = 64;
-constexpr std::int64_t kLongVisit = 256;  // multiply-adds between two visits to the products that are enough
+constexpr std::int64_t kFewestInPlace = 32;   // of those that lie side by side: they are read piece by piece
+constexpr std::int64_t kLongVisit = 256;      // multiply-adds between two visits to the products that are enough
 constexpr std::int64_t kMostCombined = 16;    // of a source whose channels lie side by side
 constexpr std::int64_t kMostDepth = 640;      // multiply-adds between two visits to the products
 constexpr std::int64_t kTasksWanted = 8;      // for each thread
@@ -44,8 +45,9 @@ constexpr std::int64_t kPackedTogether = 16;  // channels of weights that are pa
 // products of a target channel. Another block size must be worth so much.
 constexpr std::int64_t kTargetsAlone = 64;
 // Cells whose products take as long as what a tile costs beside them, without and with weights of its own.
-constexpr std::int64_t kTileCost = 8;
+constexpr std::int64_t kTileCost = 40;
 constexpr std::int64_t kOwnCost = 300;
+constexpr std::int64_t kFewTiles = 512;  // cells of a tile that may be one of few: less waits for one that is held up
 constexpr double kCombineCost = 24;
 constexpr double kWorthChanging = 0.95;
 constexpr std::int64_t kFewestWithGaps = 128;  // source channels, where outputs that no tap reaches are stored too
@@ -518,16 +520,20 @@ class Winograd final : public Kernel {
   std::size_t workspace_bytes_ = 0;
 };
 
+// Tiles that are many enough for all threads, or as large as the cache allows.
+enum class TilesFor { threads, cache };
+
 // Source channels that are combined at a time from several lattices: no more than long visits to the products need, so
 // that what is combined from many lattices stays in the cache until it is read.
-std::int64_t channels_of_several(const FastAxes& fast, const AxisMaps& maps, std::int64_t channels) {
+std::int64_t channels_of_several(const FastAxes& fast, const AxisMaps& maps, std::int64_t channels,
+                                 std::int64_t fewest) {
   std::int64_t groups = 1;  // of taps
   for (int a = 0; a < kSpatialAxes; ++a) {
     const auto on_axis = std::ranges::find(fast, a, &FastAxis::axis);
     groups *= on_axis == fast.end() ? std::ssize(maps[a].targets.front().taps) : on_axis->groups();
   }
   const std::int64_t enough = round_up(kLongVisit / groups, kMostLanes);
-  return nearest_parts(channels, std::clamp(enough, kMostLanes, kMostOfSeveral));
+  return nearest_parts(channels, std::clamp(enough, fewest, kMostOfSeveral));
 }
 
 // Whether the outputs of a row that can be seen as one (wide_rows.h) are so many, or channels so few, that this is
@@ -591,19 +597,21 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
     return Proposal::decline("combining each of " + std::to_string(sources) +
                              " lattices takes longer than reading them in place");
   }
+  const std::int64_t fewest = roles.source_strides[1] == 1 ? kFewestInPlace : kMostLanes;
   const std::int64_t together =
-      sources > 1 ? channels_of_several(fast.axes, plain, roles.source_channels) : kMostTogether;
+      sources > 1 ? channels_of_several(fast.axes, plain, roles.source_channels, fewest) : kMostTogether;
   const std::int64_t chunk =
       std::min(round_up(even_parts(roles.source_channels, together), kMostLanes), roles.source_channels);
   const bool one_by_one = phases_one_by_one(roles, chunk, in_place);
   if (one_by_one) fast.axes = phase_by_phase(std::move(fast.axes));
   const std::int64_t kept = chunk < roles.source_channels && !one_by_one ? phases : 1;  // phases at a time
   const std::int64_t threads = std::max(device.threads, 1);
-  const auto cells_with = [&](std::int64_t targets) {
+  const auto cells_with = [&](std::int64_t targets, TilesFor purpose = TilesFor::threads) {
     const std::int64_t blocks = roles.groups * ceil_div(roles.target_channels, targets);
     TileWish wish;
     wish.width = sources * chunk + kept * targets;
     wish.tiles = fast.at_once ? ceil_div(kTasksWanted * threads, blocks) : kTilesOfStage * threads;
+    if (purpose == TilesFor::cache) wish.tiles = 1;
     wish.fewest = fast.held ? 1 : kTileAlone;
     return choose_cells(fast.axes, maps, problem.batch, wish, caches());
   };
@@ -626,9 +634,9 @@ Proposal propose_winograd(const Problem& problem, const DeviceProperties& device
       fast.targets = targets;
     }
   }
-  const std::int64_t cells = even_cells(maps, problem.batch, cells_with(fast.targets),
-                                        roles.groups * ceil_div(roles.target_channels, fast.targets), threads,
-                                        fast.held ? kTileCost : kOwnCost);
+  const std::int64_t cells = even_cells(
+      maps, problem.batch, cells_with(fast.targets), std::min(cells_with(fast.targets, TilesFor::cache), kFewTiles),
+      roles.groups * ceil_div(roles.target_channels, fast.targets), threads, fast.held ? kTileCost : kOwnCost);
   Tiling tiling(maps, problem.batch, cells);
   if (tiling.plane_size() > kLongestLine) {
     return Proposal::decline("a packed line must not exceed " + std::to_string(kLongestLine) + " elements, got " +

@@ -456,10 +456,10 @@ std::int64_t choose_cells(const FastAxes& fast, const AxisMaps& maps, std::int64
   }
 }
 
-std::int64_t even_cells(const AxisMaps& maps, std::int64_t batch, std::int64_t cells, std::int64_t tasks_of_tile,
-                        std::int64_t threads, std::int64_t tile_cost) {
-  const auto time_of = [&](std::int64_t most) {
-    const TileShape shape(maps, batch, most);
+std::int64_t even_cells(const AxisMaps& maps, std::int64_t batch, std::int64_t cells, std::int64_t most,
+                        std::int64_t tasks_of_tile, std::int64_t threads, std::int64_t tile_cost) {
+  const auto time_of = [&](std::int64_t each) {
+    const TileShape shape(maps, batch, each);
     const std::int64_t tile = shape.images * shape.block[0] * shape.block[1] * shape.block[2];
     return ceil_div(shape.tiles * tasks_of_tile, threads) * (tile + tile_cost);
   };
@@ -467,9 +467,9 @@ std::int64_t even_cells(const AxisMaps& maps, std::int64_t batch, std::int64_t c
   for (const AxisMap& map : maps) all *= map.cells;
   const std::int64_t tiles = TileShape(maps, batch, cells).tiles;
   std::int64_t best = cells;
-  for (std::int64_t more = tiles + 1; more <= tiles + threads; ++more) {
-    const std::int64_t fewer = std::max<std::int64_t>(ceil_div(all, more), 1);
-    if (kWorthCutting * static_cast<double>(time_of(best)) > static_cast<double>(time_of(fewer))) best = fewer;
+  for (std::int64_t count = ceil_div(all, std::max(most, cells)); count <= tiles + threads; ++count) {
+    const std::int64_t each = std::max<std::int64_t>(ceil_div(all, count), 1);
+    if (kWorthCutting * static_cast<double>(time_of(best)) > static_cast<double>(time_of(each))) best = each;
   }
   return best;
 }

@@ -139,10 +139,10 @@ struct TileWish {
 std::int64_t choose_cells(const FastAxes& fast, const AxisMaps& maps, std::int64_t batch, const TileWish& wish,
                           const Caches& caches);
 
-// The same, or fewer where threads would otherwise wait for the last tile. A tile costs as much as `tile_cost` cells
-// beside its own.
-std::int64_t even_cells(const AxisMaps& maps, std::int64_t batch, std::int64_t cells, std::int64_t tasks_of_tile,
-                        std::int64_t threads, std::int64_t tile_cost);
+// The same, or fewer or up to `most` where threads then have less to do: none waits long for the last tile. A tile
+// costs as much as `tile_cost` cells beside its own.
+std::int64_t even_cells(const AxisMaps& maps, std::int64_t batch, std::int64_t cells, std::int64_t most,
+                        std::int64_t tasks_of_tile, std::int64_t threads, std::int64_t tile_cost);
 
 // grad_weight, where it is worth while
 Proposal propose_winograd_weight(const Problem& problem, const DeviceProperties& device);
