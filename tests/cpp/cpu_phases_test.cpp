@@ -639,7 +639,7 @@ TEST(Phases, ContiguousWeightsInStages) {
   const Axis one{};
   for (const Direction direction : {Direction::forward, Direction::grad_input}) {
     const Problem problem =
-        layer(direction, DType::f32, 1, {32, 32, 1}, {one, {25, 12, 8, 1, 2, 2, 0}, {23, 12, 8, 1, 2, 1, 0}});
+        layer(direction, DType::f32, 3, {32, 32, 1}, {one, {25, 12, 8, 1, 2, 2, 0}, {23, 12, 8, 1, 2, 1, 0}});
     const auto chosen = plan(problem, {}, "phases");
     EXPECT_GT(chosen->workspace_bytes, 0U) << chosen->kernel->describe();
     check_new(problem, random);
