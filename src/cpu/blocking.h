@@ -58,7 +58,10 @@ struct Roles {
     weight_source_step = problem.weight_strides[forward ? 0 : 1];
     weight_target_step = problem.weight_strides[forward ? 1 : 0];
     const bool side_by_side = source_strides[1] == 1 && target_strides[1] == 1;
-    if (side_by_side && target_channels <= kSmallGroup && std::max(source_channels, target_channels) > 1) {
+    // Pairs of channels that are read and written in place, and fill a vector, want no others beside them.
+    const bool in_pairs = problem.dtype == DType::bf16 && has_bf16_products() && source_channels % 2 == 0 &&
+                          std::min(source_channels, target_channels) >= kMostLanes;
+    if (side_by_side && !in_pairs && target_channels <= kSmallGroup && std::max(source_channels, target_channels) > 1) {
       const std::int64_t most = problem.dtype == DType::f64 ? kMostInterleaved<double> : kMostInterleaved<float>;
       for (interleaved = most; problem.groups % interleaved != 0;) interleaved /= 2;
       // Lines are multiplied faster than narrow columns are, but many channels of short pieces of lattices are slow to

@@ -31,7 +31,9 @@ SumBlocking choose_sum_blocking(const Problem& problem) {
   blocking.group_inputs = problem.in_channels_per_group();
   blocking.group_outputs = problem.out_channels_per_group();
   const bool side_by_side = problem.input_strides[1] == 1 && problem.output_strides[1] == 1;
-  if (side_by_side && blocking.group_inputs <= kSmallGroup) {
+  // Those that fill a vector are multiplied by pairs.
+  const bool in_pairs = problem.dtype == DType::bf16 && has_bf16_products() && blocking.group_inputs >= kMostLanes;
+  if (side_by_side && !in_pairs && blocking.group_inputs <= kSmallGroup) {
     blocking.interleaved = problem.dtype == DType::f64 ? kMostInterleaved<double> : kMostInterleaved<float>;
     while (problem.groups % blocking.interleaved != 0) blocking.interleaved /= 2;
     // Dot products of lines are faster than few columns.
