@@ -63,9 +63,8 @@ inline void store_rounded(const __m512 (&sums)[kVectors], BFloat16* to, bool pas
 }
 
 // Products of some neighbouring k.
-template <int kSteps, int kRows, int kVectors>
-__attribute__((always_inline)) inline void add_products(__m512 (&sums)[kRows][kVectors],
-                                                        const float* const (&cells)[kRows], std::int64_t k,
+template <int kSteps, int kRows, int kVectors, typename Cell>
+__attribute__((always_inline)) inline void add_products(__m512 (&sums)[kRows][kVectors], const Cell& cell_at,
                                                         const float* b, std::int64_t b_step) {
   Pairs columns[kSteps][kVectors];
 #pragma GCC unroll 4
@@ -78,7 +77,7 @@ __attribute__((always_inline)) inline void add_products(__m512 (&sums)[kRows][kV
   }
 #pragma GCC unroll 32
   for (int m = 0; m < kRows; ++m) {
-    const float* const cell = cells[m] + k;
+    const float* const cell = cell_at(m);
 #pragma GCC unroll 4
     for (int i = 0; i < kSteps; ++i) {
       const Pairs row = broadcast_pair(cell + i);
@@ -112,21 +111,31 @@ void multiply_pairs(const MultiplyCells<float>& job) {
   }
   constexpr std::int64_t kLine = 16;  // k
   // Tall tiles have more addresses than the processor has registers: they are loaded for several k.
-  constexpr int kSteps = kRows > kMostCells ? 4 : 1;
-  const float* cells[kRows];
+  constexpr bool kTall = kRows > kMostCells;
+  constexpr int kSteps = kTall ? 4 : 1;
+  // Rows of cells that a tap further on are one cell further on are asked for once.
+  const std::int64_t step = kRows > 1 ? job.a_places[1] - job.a_places[0] : 0;
   for (std::int64_t p = 0; p < job.parts; ++p) {
+    const std::int64_t moved = p == 0 ? 0 : job.offsets[p] - job.offsets[p - 1];
+    const int first_asked = moved != 0 && moved == step ? kRows - 1 : 0;
+    const int last_asked = moved != 0 && moved == -step ? 1 : kRows;
+    const float* const part = job.a + job.offsets[p];
+    const float* cells[kTall ? 1 : kRows];
+    if constexpr (!kTall) {
 #pragma GCC unroll 32
-    for (int m = 0; m < kRows; ++m) cells[m] = job.a + job.a_places[m] + job.offsets[p];
+      for (int m = 0; m < kRows; ++m) cells[m] = part + job.a_places[m];
+    }
     const float* b = job.b + job.places[p] * b_step;
     for (std::int64_t k = 0; k < job.depth;) {
-      for (int m = 0; m < kRows; ++m) __builtin_prefetch(job.a + job.a_places[m + kRows] + job.offsets[p] + k);
+      for (int m = first_asked; m < last_asked; ++m) __builtin_prefetch(part + job.a_places[m + kRows] + k);
+      const auto cell_at = [&](int m) __attribute__((always_inline)) {
+        return kTall ? part + k + job.a_places[m] : cells[kTall ? 0 : m] + k;
+      };
       const std::int64_t end = k + kLine < job.depth ? k + kLine : job.depth;
       if constexpr (kSteps > 1) {
-        for (; k + kSteps <= end; k += kSteps, b += kSteps * b_step) {
-          add_products<kSteps>(sums, cells, k, b, b_step);
-        }
+        for (; k + kSteps <= end; k += kSteps, b += kSteps * b_step) add_products<kSteps>(sums, cell_at, b, b_step);
       }
-      for (; k < end; ++k, b += b_step) add_products<1>(sums, cells, k, b, b_step);
+      for (; k < end; ++k, b += b_step) add_products<1>(sums, cell_at, b, b_step);
     }
   }
   if (const std::int64_t columns = job.columns - job.first_column;
