@@ -29,6 +29,10 @@ HWY_INLINE hn::Vec<D> load_elements(D tag, const E* from, std::int64_t count) {
     return load_widened(tag, from);
   } else if constexpr (std::is_same_v<E, hn::TFromD<D>> && kMaskedStores) {
     return hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(count)), tag, from);
+#if TCONV_CPU_MASKS_HALVES
+  } else if constexpr (std::is_same_v<E, BFloat16>) {
+    return load_some_widened(tag, from, count);
+#endif
   } else {
     E values[hn::MaxLanes(D())] = {};
     std::copy_n(from, count, values);
@@ -45,6 +49,10 @@ HWY_INLINE void store_elements(D tag, hn::Vec<D> vector, E* to, std::int64_t cou
     store_narrowed(tag, vector, to);
   } else if constexpr (std::is_same_v<E, hn::TFromD<D>> && kMaskedStores) {
     hn::BlendedStore(vector, hn::FirstN(tag, static_cast<std::size_t>(count)), tag, to);
+#if TCONV_CPU_MASKS_HALVES
+  } else if constexpr (std::is_same_v<E, BFloat16>) {
+    store_some_rounded(tag, vector, to, count);
+#endif
   } else {
     E values[hn::MaxLanes(D())];
     store_narrowed(tag, vector, values);

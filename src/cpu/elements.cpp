@@ -12,7 +12,8 @@
 #include <numeric>
 #include <type_traits>
 
-#include "cpu/groups-inl.h"
+#include "cpu/cells-inl.h"
+#include "cpu/elements-inl.h"
 #include "cpu/lattices-inl.h"
 #include "cpu/simd.h"
 #include "cpu/transpose-inl.h"
@@ -22,21 +23,6 @@ namespace tconv::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-
-// Reads the elements 0, step, 2 step ... of memory as a vector. Offsets are 32 bits wide for float.
-template <typename T>
-class Strided {
- public:
-  static bool fits(std::int64_t step) { return step < (1 << 24) && step > -(1 << 24); }
-  explicit Strided(std::int64_t step)
-      : indices_(hn::Mul(hn::Iota(itag_, 0), hn::Set(itag_, static_cast<hn::TFromD<decltype(itag_)>>(step)))) {}
-  auto operator()(const T* from) const { return hn::GatherIndex(tag_, from, indices_); }
-
- private:
-  hn::ScalableTag<T> tag_;
-  hn::RebindToSigned<hn::ScalableTag<T>> itag_;
-  hn::Vec<hn::RebindToSigned<hn::ScalableTag<T>>> indices_;
-};
 
 // A step that the compiler knows becomes loads and shuffles.
 template <std::int64_t kStep, typename E, typename T>
@@ -63,10 +49,33 @@ HWY_INLINE void load_halves(const BFloat16* from, float* HWY_RESTRICT to, std::i
   for (; i < count; ++i) to[i] = to_float(from[2 * i]);
 }
 
+// As the only lattice of a row. False: nothing is done.
+template <typename E, typename T>
+bool load_apart_from(const E* from, std::int64_t from_step, T* to, std::int64_t count) {
+  const std::int64_t zero = 0;
+  TakeApart<E, T> job;
+  job.from = from;
+  job.from_places = job.to_places = job.residues = &zero;
+  job.rows = job.lattices = 1;
+  job.period = from_step;
+  job.counts = &count;
+  job.lines = &to;
+  return take_apart(job);
+}
+
 template <typename E, typename T>
 void load(const E* from, std::int64_t from_step, T* HWY_RESTRICT to, std::int64_t to_step, std::int64_t count) {
   if (from_step == 1 && to_step == 1) {
-    load_every<1>(from, to, count);
+    if constexpr (std::is_same_v<E, BFloat16>) {
+      const hn::ScalableTag<T> tag;
+      const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+      std::int64_t i = 0;
+      for (; i + lanes <= count; i += lanes) hn::StoreU(load_widened(tag, from + i), tag, to + i);
+      if (i < count)
+        store_elements<false>(tag, load_elements<false>(tag, from + i, count - i), to + i, count - i, false);
+    } else {
+      load_every<1>(from, to, count);
+    }
   } else if (from_step == 2 && to_step == 1) {
     if constexpr (std::is_same_v<E, BFloat16>) return load_halves(from, to, count);
     load_every<2>(from, to, count);
@@ -82,6 +91,8 @@ void load(const E* from, std::int64_t from_step, T* HWY_RESTRICT to, std::int64_
         for (; i + lanes <= count; i += lanes) hn::StoreU(strided(from + i * from_step), tag, to + i);
       }
     }
+    constexpr std::int64_t kFewest = 64;  // that pay for looking them up
+    if (!std::is_same_v<E, T> && count >= kFewest && load_apart_from(from, from_step, to, count)) return;
     for (; i < count; ++i) to[i] = widen<E, T>(from[i * from_step]);
   } else if (from_step == 1) {
     for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = widen<E, T>(from[i]);
@@ -92,38 +103,28 @@ void load(const E* from, std::int64_t from_step, T* HWY_RESTRICT to, std::int64_
 
 // A row plus a bias. Rows are often shorter than a vector, or little longer: what is left beyond whole vectors is one
 // masked vector where there are such.
-template <typename T>
-HWY_INLINE void store_row(const T* from, T* to, std::int64_t count, T bias) {
+template <typename E, typename T>
+HWY_INLINE void store_row(const T* from, E* to, std::int64_t count, T bias) {
   const hn::ScalableTag<T> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   const auto every = hn::Set(tag, bias);
   std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) hn::StoreU(hn::Add(hn::LoadU(tag, from + i), every), tag, to + i);
-  if constexpr (kMaskedStores) {
-    if (i == count) return;
-    const auto rest = hn::FirstN(tag, static_cast<std::size_t>(count - i));
-    hn::BlendedStore(hn::Add(hn::MaskedLoad(rest, tag, from + i), every), rest, tag, to + i);
-  } else {
-    for (; i < count; ++i) to[i] = from[i] + bias;
+  if constexpr (kMovesVectors<E, T>) {
+    for (; i + lanes <= count; i += lanes) store_narrowed(tag, hn::Add(hn::LoadU(tag, from + i), every), to + i);
+    if constexpr (kMaskedStores) {
+      if (i == count) return;
+      const auto values = hn::Add(load_elements<false>(tag, from + i, count - i), every);
+      return store_elements<false>(tag, values, to + i, count - i, false);
+    }
   }
+  for (; i < count; ++i) to[i] = narrow<E, T>(from[i] + bias);
 }
 
 template <typename E, typename T>
 void store(const T* HWY_RESTRICT from, std::int64_t from_step, E* to, std::int64_t to_step, std::int64_t count,
            T bias) {
   if (from_step == 1 && to_step == 1) {
-    if constexpr (std::is_same_v<E, T>) {
-      store_row(from, to, count, bias);
-    } else {
-      std::int64_t i = 0;
-      if constexpr (kMovesVectors<E, T>) {
-        const hn::ScalableTag<T> tag;
-        const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-        const auto every = hn::Set(tag, bias);
-        for (; i + lanes <= count; i += lanes) store_narrowed(tag, hn::Add(hn::LoadU(tag, from + i), every), to + i);
-      }
-      for (; i < count; ++i) to[i] = narrow<E, T>(from[i] + bias);
-    }
+    store_row(from, to, count, bias);
   } else if (from_step == 1) {
     for (std::int64_t i = 0; i < count; ++i) to[i * to_step] = narrow<E, T>(from[i] + bias);
   } else {
@@ -214,6 +215,30 @@ void interleave_many(const Interleave<T, T>& job) {
 }
 
 template <typename E, typename T>
+void interleave(const Interleave<E, T>& job);
+
+constexpr std::int64_t kMostRounded = 1024;  // elements that are put together before they are rounded
+
+// Some cells at a time, as those of the arithmetic type are.
+template <typename E, typename T>
+void interleave_rounded(const Interleave<E, T>& job) {
+  HWY_ALIGN T row[kMostRounded];
+  Interleave<T, T> part;
+  part.places = job.places;
+  part.phases = part.period = job.phases;
+  part.cell_step = part.to_step = 1;
+  part.to = row;
+  part.bias = job.bias;
+  const std::int64_t most = kMostRounded / job.phases;
+  for (std::int64_t i = 0; i < job.count; i += most) {
+    part.from = job.from + i;
+    part.count = std::min(most, job.count - i);
+    interleave<T, T>(part);
+    put_row<E, T>(row, job.to + i * job.phases, part.count * job.phases, false);
+  }
+}
+
+template <typename E, typename T>
 void interleave(const Interleave<E, T>& job) {
   if constexpr (std::is_same_v<E, T>) {
     if (job.to_step == 1 && job.cell_step == 1 && job.period == job.phases) {
@@ -224,138 +249,14 @@ void interleave(const Interleave<E, T>& job) {
         default: return interleave_many(job);
       }
     }
+  } else if (job.to_step == 1 && job.cell_step == 1 && job.period == job.phases && job.phases <= kMostRounded) {
+    return interleave_rounded(job);
   }
   for (std::int64_t i = 0; i < job.count; ++i) {
     const T* const from = job.from + i * job.cell_step;
     E* const to = job.to + i * job.period;
     for (std::int64_t p = 0; p < job.phases; ++p) {
       to[p * job.to_step] = narrow<E, T>(from[job.places[p]] + job.bias);
-    }
-  }
-}
-
-// One cell of one phase.
-template <typename E, typename T>
-HWY_INLINE void store_cell(const StoreCells<E, T>& job, const T* HWY_RESTRICT from, E* HWY_RESTRICT to) {
-  std::int64_t c = 0;
-  if constexpr (kMovesVectors<E, T>) {
-    const hn::ScalableTag<T> tag;
-    const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-    const auto with_bias = [&](auto values) {
-      return job.bias == nullptr ? values : hn::Add(values, load_widened(tag, job.bias + c));
-    };
-    const auto put = [&](auto values) {
-      if constexpr (std::is_same_v<E, T>) {
-        if (job.past_caches && job.channel_step == 1) return hn::Stream(values, tag, to + c);
-      }
-      store_narrowed(tag, values, to + c);
-    };
-    if (job.channel_step == 1) {
-      for (; c + lanes <= job.channels; c += lanes) put(with_bias(hn::LoadU(tag, from + c)));
-    } else if (Strided<T>::fits(job.channel_step)) {
-      const Strided<T> strided(job.channel_step);
-      for (; c + lanes <= job.channels; c += lanes) put(with_bias(strided(from + c * job.channel_step)));
-    }
-  }
-#if TCONV_CPU_MASKS_HALVES
-  if constexpr (std::is_same_v<E, BFloat16>) {
-    if (job.channel_step == 1 && c < job.channels) {
-      const hn::ScalableTag<T> tag;
-      const std::int64_t count = job.channels - c;
-      auto values = hn::MaskedLoad(hn::FirstN(tag, count), tag, from + c);
-      if (job.bias != nullptr) values = hn::Add(values, load_some_widened(tag, job.bias + c, count));
-      return store_some_rounded(tag, values, to + c, count);
-    }
-  }
-#endif
-  for (; c < job.channels; ++c) {
-    to[c] = narrow<E, T>(from[c * job.channel_step] + (job.bias == nullptr ? T{0} : widen<E, T>(job.bias[c])));
-  }
-}
-
-// Channels that are lines, a few cells of all phases at a time. Returns how many channels were done, in whole vectors.
-template <typename T>
-std::int64_t store_lines(const StoreCells<T, T>& job) {
-  constexpr std::int64_t kTogether = 64;  // cells: their lines stay in the L1 cache for all phases
-  const hn::ScalableTag<T> tag;
-  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  std::int64_t done = 0;
-  for (std::int64_t first = 0; first < job.cells;) {
-    // Nothing is left over that would be too short to transpose.
-    const std::int64_t left = job.cells - first;
-    const std::int64_t cells = left < 2 * kTogether ? left : kTogether;
-    for (std::int64_t p = 0; p < job.phases; ++p) {
-      const T* const from = job.from + job.places[p] + first;
-      T* const to = job.to + first * job.to_step + p * job.phase_step;
-      const auto line = [&](std::int64_t c) { return from + c * job.channel_step; };
-      const auto store = [&](std::int64_t i, std::int64_t c, std::int64_t valid, auto values) HWY_ATTR {
-        T* const place = to + i * job.to_step + c;
-        if (valid < kLanes) {
-          const auto some = hn::FirstN(tag, static_cast<std::size_t>(valid));
-          if (job.bias != nullptr) values = hn::Add(values, hn::MaskedLoad(some, tag, job.bias + c));
-          hn::BlendedStore(values, some, tag, place);
-        } else {
-          if (job.bias != nullptr) values = hn::Add(values, hn::LoadU(tag, job.bias + c));
-          job.past_caches ? hn::Stream(values, tag, place) : hn::StoreU(values, tag, place);
-        }
-      };
-      done = transpose_lines<T>(line, job.channels, cells, store);
-    }
-    first += cells;
-  }
-  return std::min(done, job.channels);
-}
-
-// Cells whose channels are lines, a vector of them at a time: they are rounded together. Returns how many.
-template <int kChannels, typename T>
-std::int64_t store_lines_of(const StoreCells<BFloat16, T>& job) {
-  const hn::ScalableTag<T> tag;
-  constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
-  BFloat16 rounded[kChannels * kLanes];
-  std::int64_t done = 0;
-  for (; done + kLanes <= job.cells; done += kLanes) {
-    for (std::int64_t p = 0; p < job.phases; ++p) {
-      const T* const from = job.from + job.places[p] + done;
-      for (int c = 0; c < kChannels; ++c) {
-        const auto bias = hn::Set(tag, job.bias == nullptr ? T{0} : widen<BFloat16, T>(job.bias[c]));
-        store_rounded(tag, hn::Add(hn::LoadU(tag, from + c * job.channel_step), bias), rounded + c * kLanes);
-      }
-      BFloat16* to = job.to + done * job.to_step + p * job.phase_step;
-      for (std::int64_t i = 0; i < kLanes; ++i, to += job.to_step) {
-        for (int c = 0; c < kChannels; ++c) to[c] = rounded[c * kLanes + i];
-      }
-    }
-  }
-  return done;
-}
-
-template <typename E, typename T>
-void store_cells(const StoreCells<E, T>& job) {
-  if (job.interleaved == 2) return store_groups<E, T, 2>(job);
-  if (job.interleaved == 4) return store_groups<E, T, 4>(job);
-  StoreCells<E, T> rest = job;
-  if constexpr (std::is_same_v<E, T>) {
-    if (job.channel_step != 1 && job.cell_step == 1) {
-      const std::int64_t lines = store_lines(job);
-      rest.channels -= lines;
-      rest.from += lines * job.channel_step;
-      rest.to += lines;
-      rest.bias += job.bias == nullptr ? 0 : lines;
-      if (rest.channels == 0) return;
-    }
-  }
-  std::int64_t done = 0;
-  if constexpr (std::is_same_v<E, BFloat16>) {
-    if (job.cell_step == 1 && job.channel_step != 1) {
-      constexpr std::array kFew = {store_lines_of<1, T>, store_lines_of<2, T>, store_lines_of<3, T>,
-                                   store_lines_of<4, T>, store_lines_of<5, T>, store_lines_of<6, T>,
-                                   store_lines_of<7, T>, store_lines_of<8, T>};
-      if (job.channels >= 1 && job.channels <= std::ssize(kFew)) done = kFew[job.channels - 1](job);
-    }
-  }
-  for (std::int64_t i = done; i < job.cells; ++i) {
-    for (std::int64_t p = 0; p < job.phases; ++p) {
-      store_cell(rest, rest.from + job.places[p] + i * job.cell_step, rest.to + i * job.to_step + p * job.phase_step);
     }
   }
 }
@@ -398,9 +299,7 @@ void store_vector_of_rows(const StoreRows<E, T>& job, const T* const* rows, std:
             if constexpr (std::is_same_v<E, BFloat16>) {
               if (valid == kLanes) return store_rounded(tag, values, place);
             }
-            T some[kLanes];
-            hn::StoreU(values, tag, some);
-            for (std::int64_t r = 0; r < valid; ++r) place[r] = narrow<E, T>(some[r]);
+            store_elements<false>(tag, values, place, valid, false);
           });
     }
   } else {

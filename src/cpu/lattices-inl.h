@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/elements-inl.h"
 #include "cpu/simd.h"
-#include "cpu/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tconv::cpu {
@@ -71,8 +71,8 @@ HWY_INLINE hn::Vec<D> look_up(D tag, const One& one, const hn::Vec<D> (&from)[2 
   return values;
 }
 
-template <int kPeriod, typename T>
-void take_apart_rows(const TakeApart<T, T>& job) {
+template <int kPeriod, typename E, typename T>
+void take_apart_rows(const TakeApart<E, T>& job) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
@@ -89,8 +89,8 @@ void take_apart_rows(const TakeApart<T, T>& job) {
   for (int l = 0; l < kPeriod; ++l) ones[l] = lookups.get(l);
   const auto lattices = static_cast<int>(job.lattices);
   for (std::int64_t r = 0; r < job.rows; ++r) {
-    const T* const from = job.from + job.from_places[r];
-    const T* const next = job.from + job.from_places[std::min(r + 1, job.rows - 1)];
+    const E* const from = job.from + job.from_places[r];
+    const E* const next = job.from + job.from_places[std::min(r + 1, job.rows - 1)];
     T* lines[kPeriod];
     for (int l = 0; l < kPeriod; ++l) lines[l] = job.lines[std::min(l, lattices - 1)] + job.to_places[r];
     const auto take = [&](std::int64_t i, const V(&vectors)[2 * kPairs]) HWY_ATTR {
@@ -100,15 +100,15 @@ void take_apart_rows(const TakeApart<T, T>& job) {
       }
     };
     // Rows of a tile are short, and not neighbours: nothing foretells the next one.
-    constexpr std::int64_t kAhead = 1024 / sizeof(T);
+    constexpr std::int64_t kAhead = 1024 / sizeof(E);
     const bool short_rows = extent <= 4 * kAhead;
     std::int64_t i = 0;
     for (; i + kLanes <= common && (i + kLanes) * kPeriod <= extent; i += kLanes) {
-      const T* const asked = short_rows ? next + i * kPeriod : from + i * kPeriod + kAhead;
+      const E* const asked = short_rows ? next + i * kPeriod : from + i * kPeriod + kAhead;
       V vectors[2 * kPairs];
 #pragma GCC unroll 8
       for (int v = 0; v < kPeriod; ++v) {
-        vectors[v] = hn::LoadU(tag, from + i * kPeriod + v * kLanes);
+        vectors[v] = load_widened(tag, from + i * kPeriod + v * kLanes);
         hwy::Prefetch(asked + v * kLanes);
       }
       if constexpr (kPeriod % 2 == 1) vectors[kPeriod] = vectors[kPeriod - 1];
@@ -120,20 +120,20 @@ void take_apart_rows(const TakeApart<T, T>& job) {
       for (int v = 0; v < kPeriod; ++v) {
         const std::int64_t first = i * kPeriod + v * kLanes;
         const std::int64_t valid = std::clamp<std::int64_t>(extent - first, 0, kLanes);
-        vectors[v] = hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(valid)), tag, from + first);
+        vectors[v] = load_elements<false>(tag, from + first, valid);
       }
       if constexpr (kPeriod % 2 == 1) vectors[kPeriod] = vectors[kPeriod - 1];
       take(i, vectors);
       i = common;
     }
     for (int l = 0; l < lattices; ++l) {
-      for (std::int64_t j = i; j < job.counts[l]; ++j) lines[l][j] = from[j * kPeriod + job.residues[l]];
+      for (std::int64_t j = i; j < job.counts[l]; ++j) lines[l][j] = widen<E, T>(from[j * kPeriod + job.residues[l]]);
     }
   }
 }
 
 // What is written piece by piece to places that follow each other, put together as whole cache lines.
-template <typename T>
+template <typename E>
 class Lines {
  public:
   static constexpr std::int64_t kMost = 1024;  // elements of a piece
@@ -141,16 +141,16 @@ class Lines {
   explicit Lines(bool past_caches) : past_caches_(past_caches) {}
 
   // Where `count` elements for `to` are put; whole vectors may be written there.
-  HWY_INLINE T* room(T* to, std::int64_t count) {
+  HWY_INLINE E* room(E* to, std::int64_t count) {
     if (target_ == nullptr || target_ + end_ != to) {
       finish();
-      const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) % 64 / sizeof(T));
+      const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) % 64 / sizeof(E));
       target_ = to - begin;
       begin_ = end_ = begin;
     } else if (end_ + count > kSize) {
       put_lines();
     }
-    T* const place = buffer_ + end_;
+    E* const place = buffer_ + end_;
     end_ += count;
     return place;
   }
@@ -163,12 +163,14 @@ class Lines {
   }
 
  private:
-  static constexpr std::int64_t kLine = 64 / sizeof(T);
-  static constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  static constexpr std::int64_t kLine = 64 / sizeof(E);
+  using Moved = std::conditional_t<sizeof(E) == 2, std::uint16_t, E>;  // as it is
+  static constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<Moved>());
   static constexpr std::int64_t kSize = 2 * kMost;
 
   void put_lines() {
-    const hn::ScalableTag<T> tag;
+    const hn::ScalableTag<Moved> tag;
+    const auto place = [](E* element) { return reinterpret_cast<Moved*>(element); };
     const std::int64_t whole = end_ / kLine * kLine;
     if (whole == 0) return;
     std::int64_t i = 0;
@@ -177,24 +179,26 @@ class Lines {
       i = kLine;
     }
     for (; i < whole; i += kLanes) {
-      const auto values = hn::Load(tag, buffer_ + i);
-      past_caches_ ? hn::Stream(values, tag, target_ + i) : hn::Store(values, tag, target_ + i);
+      const auto values = hn::Load(tag, place(buffer_ + i));
+      past_caches_ ? hn::Stream(values, tag, place(target_ + i)) : hn::Store(values, tag, place(target_ + i));
     }
-    for (std::int64_t v = 0; v < kLine; v += kLanes) hn::Store(hn::Load(tag, buffer_ + whole + v), tag, buffer_ + v);
+    for (std::int64_t v = 0; v < kLine; v += kLanes) {
+      hn::Store(hn::Load(tag, place(buffer_ + whole + v)), tag, place(buffer_ + v));
+    }
     target_ += whole;
     begin_ = 0;
     end_ -= whole;
   }
 
   bool past_caches_;
-  T* target_ = nullptr;  // of the buffer: a cache line
+  E* target_ = nullptr;  // of the buffer: a cache line
   std::int64_t begin_ = 0;
   std::int64_t end_ = 0;
-  alignas(64) T buffer_[kSize + kMostLattices * HWY_MAX_BYTES / sizeof(T) + kLine];
+  alignas(64) E buffer_[kSize + kMostLattices * HWY_MAX_BYTES / sizeof(E) + kLine];
 };
 
-template <int kPairs, typename T>
-void put_rows_together(const PutTogether<T, T>& job) {
+template <int kPairs, typename E, typename T>
+void put_rows_together(const PutTogether<E, T>& job) {
   const hn::ScalableTag<T> tag;
   using V = hn::Vec<decltype(tag)>;
   constexpr std::int64_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
@@ -207,18 +211,23 @@ void put_rows_together(const PutTogether<T, T>& job) {
       lookups.set(place / kLanes, place % kLanes, f * kLanes + i);
     }
   }
-  Lines<T> lines(job.past_caches);
-  const std::int64_t most = Lines<T>::kMost / block * block;
+  Lines<E> lines(job.past_caches);
+  const std::int64_t most = Lines<E>::kMost / block * block;
   for (std::int64_t place = 0; place < job.channels * job.rows; ++place) {
     const std::int64_t channel = place / job.rows;
     const std::int64_t r = place % job.rows;
-    const auto bias = hn::Set(tag, job.bias == nullptr ? T{0} : job.bias[channel]);
+    const auto bias_at = [&](std::int64_t i) { return job.bias == nullptr ? T{0} : widen<E, T>(job.bias[i]); };
+    const auto bias = hn::Set(tag, bias_at(channel));
+    V biases[2 * kPairs];
+    for (int f = 0; f < 2 * kPairs; ++f) {
+      biases[f] = hn::Set(tag, bias_at(channel + std::min<std::int64_t>(f, job.filled - 1) * job.bias_step));
+    }
     const std::int64_t* const places = job.places + r * job.filled;
     for (std::int64_t first = 0; first < job.length; first += most) {
       const std::int64_t count = std::min(most, job.length - first);
-      T* const to = lines.room(job.to + channel * job.to_step + job.to_places[r] + first, count);
+      E* const to = lines.room(job.to + channel * job.to_step + job.to_places[r] + first, count);
       if (job.filled == 0 || places[0] < 0) {
-        for (std::int64_t o = 0; o < count; o += kLanes) hn::StoreU(bias, tag, to + o);
+        for (std::int64_t o = 0; o < count; o += kLanes) store_narrowed(tag, bias, to + o);
         continue;
       }
       const T* const from = job.from + channel * job.channel_step + first / period;
@@ -226,10 +235,10 @@ void put_rows_together(const PutTogether<T, T>& job) {
         V sums[2 * kPairs];
 #pragma GCC unroll 8
         for (int f = 0; f < 2 * kPairs; ++f) {
-          sums[f] = hn::Add(hn::LoadU(tag, from + places[std::min<std::int64_t>(f, job.filled - 1)] + i), bias);
+          sums[f] = hn::Add(hn::LoadU(tag, from + places[std::min<std::int64_t>(f, job.filled - 1)] + i), biases[f]);
         }
         for (std::int64_t v = 0; v < period; ++v) {
-          hn::StoreU(look_up<kPairs>(tag, lookups.get(v), sums, bias), tag, to + o + v * kLanes);
+          store_narrowed(tag, look_up<kPairs>(tag, lookups.get(v), sums, bias), to + o + v * kLanes);
         }
       }
     }
@@ -238,21 +247,19 @@ void put_rows_together(const PutTogether<T, T>& job) {
 }
 #endif
 
-// False: not by this instruction set, or not for this type or so many lattices.
+// False: not by this instruction set, or not for so many lattices.
 template <typename E, typename T>
 bool take_apart([[maybe_unused]] const TakeApart<E, T>& job) {
 #if TCONV_CPU_LOOKS_UP_PAIRS
-  if constexpr (std::is_same_v<E, T>) {
-    if (job.lattices == 0) return false;
-    switch (job.period) {
-      case 2: return take_apart_rows<2>(job), true;
-      case 3: return take_apart_rows<3>(job), true;
-      case 4: return take_apart_rows<4>(job), true;
-      case 5: return take_apart_rows<5>(job), true;
-      case 6: return take_apart_rows<6>(job), true;
-      case 8: return take_apart_rows<8>(job), true;
-      default: break;
-    }
+  if (job.lattices == 0) return false;
+  switch (job.period) {
+    case 2: return take_apart_rows<2>(job), true;
+    case 3: return take_apart_rows<3>(job), true;
+    case 4: return take_apart_rows<4>(job), true;
+    case 5: return take_apart_rows<5>(job), true;
+    case 6: return take_apart_rows<6>(job), true;
+    case 8: return take_apart_rows<8>(job), true;
+    default: break;
   }
 #endif
   return false;
@@ -261,16 +268,14 @@ bool take_apart([[maybe_unused]] const TakeApart<E, T>& job) {
 template <typename E, typename T>
 bool put_together([[maybe_unused]] const PutTogether<E, T>& job) {
 #if TCONV_CPU_LOOKS_UP_PAIRS
-  if constexpr (std::is_same_v<E, T>) {
-    if (job.period > kMostLattices) return false;
-    switch ((job.filled + 1) / 2) {
-      case 0:
-      case 1: return put_rows_together<1>(job), true;
-      case 2: return put_rows_together<2>(job), true;
-      case 3: return put_rows_together<3>(job), true;
-      case 4: return put_rows_together<4>(job), true;
-      default: break;
-    }
+  if (job.period > kMostLattices) return false;
+  switch ((job.filled + 1) / 2) {
+    case 0:
+    case 1: return put_rows_together<1>(job), true;
+    case 2: return put_rows_together<2>(job), true;
+    case 3: return put_rows_together<3>(job), true;
+    case 4: return put_rows_together<4>(job), true;
+    default: break;
   }
 #endif
   return false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
@@ -29,6 +30,41 @@ void for_each_channel_and_run(const View<E>& view, const Runs& runs, bool channe
       for (const Runs::Run& run : runs.all()) visit(channel, run);
     }
   }
+}
+
+// Cells of a few channels become lines: taken apart as the lattices of rows are. False: not done.
+template <typename E, typename T>
+bool load_cells_apart(const View<const E>& view, const Runs& runs, const PackedSteps& steps, T* line) {
+  const std::int64_t period = runs.tensor_step();
+  if (steps.cell != 1 || view.strides[1] != 1 || runs.line_step() != 1 || runs.count() == 0 || view.channels < 1 ||
+      view.channels > period || period > kMostLattices) {
+    return false;
+  }
+  std::array<std::int64_t, kMostLattices> residues{};
+  std::array<std::int64_t, kMostLattices> counts{};
+  std::array<T*, kMostLattices> lines{};
+  for (std::int64_t c = 0; c < view.channels; ++c) {
+    residues[c] = c;
+    counts[c] = runs.count();
+    lines[c] = line + c * steps.channel;
+  }
+  std::vector<std::int64_t> from_places;
+  std::vector<std::int64_t> to_places;
+  for (const Runs::Run& run : runs.all()) {
+    from_places.push_back(run.tensor);
+    to_places.push_back(run.line);
+  }
+  TakeApart<E, T> job;
+  job.from = view.data;
+  job.from_places = from_places.data();
+  job.to_places = to_places.data();
+  job.rows = std::ssize(from_places);
+  job.period = period;
+  job.lattices = view.channels;
+  job.residues = residues.data();
+  job.counts = counts.data();
+  job.lines = lines.data();
+  return element_ops<E, T>().take_apart(job);
 }
 
 template <typename E, typename T>
@@ -62,9 +98,9 @@ void load_runs(const View<const E>& view, const Runs& runs, const PackedSteps& s
     }
     return;
   }
+  if (!std::is_same_v<E, T> && load_cells_apart(view, runs, steps, line)) return;
   constexpr std::int64_t kWorthTransposing = 4;  // channels
-  if (std::is_same_v<E, T> && steps.cell == 1 && view.strides[1] == 1 && runs.line_step() == 1 &&
-      view.channels >= kWorthTransposing) {
+  if (steps.cell == 1 && view.strides[1] == 1 && runs.line_step() == 1 && view.channels >= kWorthTransposing) {
     for (const Runs::Run& run : runs.all()) {
       ops.load_channels(view.data + run.tensor, runs.tensor_step(), line + run.line, steps.channel, runs.count(),
                         view.channels);

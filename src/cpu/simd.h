@@ -245,7 +245,7 @@ struct TakeApart {
 // Rows of `length` elements put together from the phases that have sums; elsewhere they are the bias alone, as are rows
 // whose first place is negative:
 //   to[channel to_step + to_places[row] + i period + residues[f]]
-//     = from[channel channel_step + places[row filled + f] + i] + bias[channel].
+//     = from[channel channel_step + places[row filled + f] + i] + bias[channel + f bias_step], rounded.
 // Reads whole vectors: up to one past the end of a row. Rows that follow each other in memory are best put in order.
 template <typename E, typename T>
 struct PutTogether {
@@ -261,7 +261,8 @@ struct PutTogether {
   std::int64_t period = 1;
   std::int64_t filled = 0;
   const std::int64_t* residues = nullptr;
-  const E* bias = nullptr;   // none: zeros
+  const E* bias = nullptr;  // none: zeros
+  std::int64_t bias_step = 0;
   bool past_caches = false;  // nobody reads `to` soon
 };
 

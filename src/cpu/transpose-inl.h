@@ -173,7 +173,16 @@ void load_transposed(const Line& line, T* to, std::int64_t to_step, std::int64_t
       const std::int64_t length = std::min(kPiece, count - i);
       for (std::int64_t r = 0; r < valid; ++r) {
         const E* const from = line(c + r) + i;
-        for (std::int64_t j = 0; j < length; ++j) wide[r * kPiece + j] = widen<E, T>(from[j]);
+        std::int64_t j = 0;
+#if TCONV_CPU_MASKS_HALVES
+        if constexpr (std::is_same_v<E, BFloat16>) {
+          const hn::ScalableTag<T> tag;
+          for (; j < length; j += kLanes) {
+            hn::StoreU(load_some_widened(tag, from + j, std::min(kLanes, length - j)), tag, wide + r * kPiece + j);
+          }
+        }
+#endif
+        for (; j < length; ++j) wide[r * kPiece + j] = widen<E, T>(from[j]);
       }
       const auto row = [&wide](std::int64_t r) { return wide + r * kPiece; };
       const std::int64_t done = transpose_lines<T>(row, to + i * to_step + c, to_step, valid, length);
