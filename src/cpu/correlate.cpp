@@ -317,6 +317,9 @@ class Correlate final : public Kernel {
   // The weights of a chunk, of pairs of source channels where they are multiplied so.
   void pack_chunk(const Tensors& tensors, const Stage& stage, const TargetBlock& block, std::int64_t first_channel,
                   std::int64_t channels, T* to) const {
+    if constexpr (std::is_same_v<E, BFloat16>) {
+      if (pairs_ && packed_.pack_pairs(tensors.weight, block, first_channel, channels, stage.phases, to)) return;
+    }
     packed_.pack(tensors.weight, block, first_channel, channels, stage.phases, to);
     if constexpr (std::is_same_v<E, BFloat16>) {
       if (!pairs_) return;

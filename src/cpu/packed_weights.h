@@ -10,6 +10,7 @@
 #include "cpu/panels.h"
 #include "cpu/simd.h"
 #include "cpu/tile.h"
+#include "cpu/word_weights.h"
 #include "tconv/problem.h"
 
 namespace tconv::cpu {
@@ -88,6 +89,30 @@ class PackedWeights {
   // The same of some of these channels, begin <= channel < end; not of interleaved groups.
   void pack_piece(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
                   std::int64_t begin, std::int64_t end, const PhaseRange& phases, T* packed) const {
+    for_each_panel(weight, block, first_channel, channels, begin, end, phases, packed,
+                   [](const PackWeights<E, T>& job) {
+                     element_ops<E, T>().pack_weights(job);
+                     return true;
+                   });
+  }
+
+  // Channels innermost, two of them a word. False: not done, since it is better to pair what pack has put there.
+  bool pack_pairs(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
+                  const PhaseRange& phases, T* packed) const {
+    return for_each_panel(weight, block, first_channel, channels, 0, channels, phases, packed,
+                          [](const PackWeights<E, T>& job) {
+                            if (!packs_words(job)) return false;
+                            pack_words(job);
+                            return true;
+                          });
+  }
+
+ private:
+  // Some channels of a panel at a time, until one is not packed.
+  template <typename Pack>
+  bool for_each_panel(const E* weight, const TargetBlock& block, std::int64_t first_channel, std::int64_t channels,
+                      std::int64_t begin, std::int64_t end, const PhaseRange& phases, T* packed,
+                      const Pack& pack) const {
     const MathOps<T>& math = math_ops<T>();
     const bool inside = order_ == WeightOrder::channels_inside;
     const std::int64_t panel = panel_of(math, block.targets);
@@ -125,12 +150,12 @@ class PackedWeights {
         job.valid = std::min(job.width, block.targets - row);
         job.taps = taps.data() + p * tap_count;
         job.source = source + row * roles_.weight_target_step;
-        element_ops<E, T>().pack_weights(job);
+        if (!pack(job)) return false;
       }
     }
+    return true;
   }
 
- private:
   // Targets of the panels of a block, and of one that begins at `row`.
   std::int64_t panel_of(const MathOps<T>& math, std::int64_t count) const {
     if (order_ == WeightOrder::along_cells) return math.tile_for(count, longest_).rows;
