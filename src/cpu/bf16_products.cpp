@@ -31,6 +31,12 @@ inline Pairs broadcast_pair(const float* from) {  // anywhere: halves are aligne
   return (Pairs)_mm512_set1_epi32(pair);
 }
 
+inline Pairs broadcast_first(const float* from) {  // beside zero
+  std::uint16_t number;
+  __builtin_memcpy(&number, from, sizeof number);
+  return (Pairs)_mm512_set1_epi32(number);
+}
+
 inline __mmask16 first_words(std::int64_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
@@ -62,8 +68,8 @@ inline void store_rounded(const __m512 (&sums)[kVectors], BFloat16* to, bool pas
   }
 }
 
-// Products of some neighbouring k.
-template <int kSteps, int kRows, int kVectors, typename Cell>
+// Products of some neighbouring k, or of the first number of one.
+template <int kSteps, bool kTorn = false, int kRows, int kVectors, typename Cell>
 __attribute__((always_inline)) inline void add_products(__m512 (&sums)[kRows][kVectors], const Cell& cell_at,
                                                         const float* b, std::int64_t b_step) {
   Pairs columns[kSteps][kVectors];
@@ -80,7 +86,7 @@ __attribute__((always_inline)) inline void add_products(__m512 (&sums)[kRows][kV
     const float* const cell = cell_at(m);
 #pragma GCC unroll 4
     for (int i = 0; i < kSteps; ++i) {
-      const Pairs row = broadcast_pair(cell + i);
+      const Pairs row = kTorn ? broadcast_first(cell + i) : broadcast_pair(cell + i);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], row, columns[i][v]);
     }
@@ -114,6 +120,7 @@ void multiply_pairs(const MultiplyCells<float>& job) {
   constexpr bool kTall = kRows > kMostCells;
   constexpr int kSteps = kTall ? 4 : 1;
   // Rows of cells that a tap further on are one cell further on are asked for once.
+  const std::int64_t depth = job.torn ? job.depth - 1 : job.depth;
   const std::int64_t step = kRows > 1 ? job.a_places[1] - job.a_places[0] : 0;
   for (std::int64_t p = 0; p < job.parts; ++p) {
     const std::int64_t moved = p == 0 ? 0 : job.offsets[p] - job.offsets[p - 1];
@@ -126,17 +133,19 @@ void multiply_pairs(const MultiplyCells<float>& job) {
       for (int m = 0; m < kRows; ++m) cells[m] = part + job.a_places[m];
     }
     const float* b = job.b + job.places[p] * b_step;
-    for (std::int64_t k = 0; k < job.depth;) {
+    std::int64_t k = 0;
+    const auto cell_at = [&](int m) __attribute__((always_inline)) {
+      return kTall ? part + k + job.a_places[m] : cells[kTall ? 0 : m] + k;
+    };
+    while (k < depth) {
       for (int m = first_asked; m < last_asked; ++m) __builtin_prefetch(part + job.a_places[m + kRows] + k);
-      const auto cell_at = [&](int m) __attribute__((always_inline)) {
-        return kTall ? part + k + job.a_places[m] : cells[kTall ? 0 : m] + k;
-      };
-      const std::int64_t end = k + kLine < job.depth ? k + kLine : job.depth;
+      const std::int64_t end = k + kLine < depth ? k + kLine : depth;
       if constexpr (kSteps > 1) {
         for (; k + kSteps <= end; k += kSteps, b += kSteps * b_step) add_products<kSteps>(sums, cell_at, b, b_step);
       }
       for (; k < end; ++k, b += b_step) add_products<1>(sums, cell_at, b, b_step);
     }
+    if (job.torn) add_products<1, true>(sums, cell_at, b, b_step);
   }
   if (const std::int64_t columns = job.columns - job.first_column;
       job.rounded != nullptr && columns < kVectors * kLanes) {
@@ -235,6 +244,49 @@ void multiply_words(const MultiplyWords& job) {
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(c + m * job.c_step + v * kLanes, sums[m][v]);
+  }
+}
+
+template <int kRows, int kVectors>
+void multiply_word_taps(const MultiplyTaps<float>& job) {
+  const std::int64_t a_step = job.a_step;
+  const std::int64_t b_step = job.b_step;
+  __m512 sums[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sums[m][v] = _mm512_loadu_ps(job.c + m * job.c_step + v * kLanes);
+  }
+  for (std::int64_t p = 0; p < job.parts; ++p) {
+    const float* rows[kRows];
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) rows[m] = job.a + job.a_rows[m] + job.a_places[p];
+    const float* b = job.b + job.b_places[p];
+    std::int64_t k = 0;
+    for (std::int64_t i = 0; i < job.depth; ++i, k += a_step, b += b_step) {
+      Pairs columns[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) columns[v] = load_pairs(b + v * kLanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const Pairs row = broadcast_pair(rows[m] + k);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], row, columns[v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(job.c + m * job.c_step + v * kLanes, sums[m][v]);
+  }
+}
+
+void put_numbers_second_512(float* words, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const __mmask16 mask = first_words(count - i);
+    const __m512i pairs = _mm512_maskz_loadu_epi32(mask, words + i);
+    _mm512_mask_storeu_epi32(words + i, mask, _mm512_maskz_slli_epi32(0xffff, pairs, 16));
   }
 }
 
@@ -428,6 +480,16 @@ WordsTable make_words_table(std::integer_sequence<int, kRow...> /*rows*/) {
   return table;
 }
 
+template <int... kRow>
+WordTapsTable make_taps_table(std::integer_sequence<int, kRow...> /*rows*/) {
+  WordTapsTable table{};
+  ((table[kRow] = {multiply_word_taps<kRow + 1, 1>, kRow < 9 ? multiply_word_taps<kRow + 1, 2> : nullptr,
+                   kRow < 9 ? multiply_word_taps<kRow + 1, 3> : nullptr,
+                   kRow < 6 ? multiply_word_taps<kRow + 1, 4> : nullptr}),
+   ...);
+  return table;
+}
+
 }  // namespace
 
 bool has_bf16_products() {
@@ -450,6 +512,11 @@ const WordsTable& bf16_columns() {
   static const WordsTable table = make_words_table<false>(std::make_integer_sequence<int, kMostWordRows>());
   return table;
 }
+const WordTapsTable& bf16_taps() {
+  static const WordTapsTable table = make_taps_table(std::make_integer_sequence<int, kMostWordRows>());
+  return table;
+}
+void put_numbers_second(float* words, std::int64_t count) { put_numbers_second_512(words, count); }
 void pair_cells(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to) {
   pair_cells_512(first, second, count, to);
 }
@@ -479,6 +546,11 @@ const WordsTable& bf16_lines() {
   return none;
 }
 const WordsTable& bf16_columns() { return bf16_lines(); }
+const WordTapsTable& bf16_taps() {
+  static const WordTapsTable none{};
+  return none;
+}
+void put_numbers_second(float* /*words*/, std::int64_t /*count*/) {}
 void pair_cells(const BFloat16* /*first*/, const BFloat16* /*second*/, std::int64_t /*count*/, float* /*to*/) {}
 void pair_runs(const BFloat16* /*from*/, const std::int64_t* /*places*/, std::int64_t /*runs*/, std::int64_t /*step*/,
                std::int64_t /*count*/, float* /*to*/) {}

@@ -38,6 +38,13 @@ using WordsTable = std::array<std::array<void (*)(const MultiplyWords&), kMostVe
 const WordsTable& bf16_lines();    // a(m, k) = a[m a_step + k]
 const WordsTable& bf16_columns();  // a(m, k) = a[k a_step + m]
 
+// multiply_taps of words: a, b and their places count words, c is float.
+using WordTapsTable = std::array<std::array<void (*)(const MultiplyTaps<float>&), kMostVectors>, kMostWordRows>;
+const WordTapsTable& bf16_taps();
+
+// The first numbers of words become second ones, beside zero.
+void put_numbers_second(float* words, std::int64_t count);
+
 // Words of numbers in memory: to[i] = (first[i], second[i]), zeros for what is not there (nullptr).
 void pair_cells(const BFloat16* first, const BFloat16* second, std::int64_t count, float* to);
 

@@ -20,6 +20,7 @@
 #include "cpu/phases_kernels.h"
 #include "cpu/scratch.h"
 #include "cpu/sum_blocking.h"
+#include "cpu/tap_pairs.h"
 #include "cpu/weight_blocks.h"
 #include "cpu/windows.h"
 
@@ -70,6 +71,8 @@ class GradWeight final : public Kernel {
            std::to_string(tiling_.longest()) + " cells in " + std::to_string(blocks_.splits()) +
            " splits, vectors along " + (blocking_.along_inputs ? "input channels" : "cells") +
            (blocking_.taps_are_rows ? ", rows of taps" : "") +
+           (blocking_.taps_are_rows && std::is_same_v<E, BFloat16> && has_bf16_products() ? ", pairs of bfloat16"
+                                                                                          : "") +
            (blocking_.stacked > 1 ? ", " + std::to_string(blocking_.stacked) + " groups together" : "") + ", " +
            target_name();
   }
@@ -249,14 +252,25 @@ class GradWeight final : public Kernel {
     const MathOps<T>& math = math_ops<T>();
     const PhaseTile& phase = tiling_.phases()[0];
     const auto taps = static_cast<std::int64_t>(phase.taps.size());
-    T* const window = memory.grad.get(window_.size());
-    window_.load(tile, grad, window);
     const std::int64_t row_count = blocking_.group_outputs * taps;
-    std::int64_t* const rows = memory.offsets.get(row_count);
-    for (std::int64_t m = 0; m < row_count; ++m) rows[m] = window_.place_of_tap(m / taps, phase.taps[m % taps].tap);
+    std::vector<std::int64_t> row_places(row_count);
+    for (std::int64_t m = 0; m < row_count; ++m) {
+      row_places[m] = window_.place_of_tap(m / taps, phase.taps[m % taps].tap);
+    }
+    const std::int64_t* const rows = row_places.data();
 
     const Runs runs = target_runs(tiling_, tile, phase, input.strides);
     if (runs.count() == 0) return;
+    const bool known = !whole_.empty() && tile.images == tiling_.tile(0).images;
+    const std::vector<TapRows> own = known ? std::vector<TapRows>() : tap_rows_of(tile, runs);
+    const std::vector<TapRows>& by_runs = known ? whole_ : own;
+    if constexpr (std::is_same_v<E, BFloat16>) {
+      if (has_bf16_products() && runs.count() > 1) {
+        return sum_tap_pairs({window_, tile, runs, by_runs, row_places, input, grad, sums, blocking_.inputs});
+      }
+    }
+    T* const window = memory.grad.get(window_.size());
+    window_.load(tile, grad, window);
     MultiplyTaps<T> job;
     job.a_step = window_.place_on_line(runs.line_step());
     job.c_step = blocking_.inputs;
@@ -265,9 +279,6 @@ class GradWeight final : public Kernel {
     const std::int64_t together = std::max<std::int64_t>(kDepth / depth, 1);
     std::vector<std::int64_t> positions;
     const Runs closed = runs.closed_up(positions);
-    const bool known = !whole_.empty() && tile.images == tiling_.tile(0).images;
-    const std::vector<TapRows> own = known ? std::vector<TapRows>() : tap_rows_of(tile, runs);
-    const std::vector<TapRows>& by_runs = known ? whole_ : own;
     const auto size = math.tile_for(by_runs.front().rows, input.channels, kMostCells);
     const std::int64_t panel = size.vectors * math.lanes;
     const bool in_place = std::is_same_v<E, T> && input.strides[1] == 1 && input.channels % math.lanes == 0;
@@ -318,16 +329,6 @@ class GradWeight final : public Kernel {
       }
     }
   }
-
-  // Rows of the product, `rows` of them from `first` on and every `step`, and the runs of cells that they are summed
-  // over, with their places in the window.
-  struct TapRows {
-    std::int64_t first = 0;
-    std::int64_t rows = 0;
-    std::int64_t step = 0;
-    std::vector<std::size_t> runs;
-    std::vector<std::int64_t> places;
-  };
 
   // All of them together or, where much of what they read lies outside, the taps of a row by themselves.
   std::vector<TapRows> tap_rows_of(const Tile& tile, const Runs& runs) const {

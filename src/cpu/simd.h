@@ -47,10 +47,11 @@ struct MultiplyCells {
   std::int64_t b_step = 0;  // from k to k + 1
   T* c = nullptr;
   const std::int64_t* c_places = nullptr;
-  bool accumulate = false;      // otherwise c begins with
-  const T* initial = nullptr;   // [n], or zeros
-  bool past_caches = false;     // c is whole cache lines that nobody reads soon
-  BFloat16* rounded = nullptr;  // pairs of bfloat16: rounded[c_places[m] + first_column + n] instead of c,
+  bool accumulate = false;     // otherwise c begins with
+  const T* initial = nullptr;  // [n], or zeros
+  bool past_caches = false;    // c is whole cache lines that nobody reads soon
+  bool torn = false;  // pairs of bfloat16: the last k of a part is one number, what is beside it does not count
+  BFloat16* rounded = nullptr;  // and of them: rounded[c_places[m] + first_column + n] instead of c,
   std::int64_t columns = 0;     // first_column + n < columns
 };
 

@@ -1,12 +1,15 @@
 // grad_input of layers with few output channels: every cell is a row of the product, read from its window where it is,
 //   grad_input[cell][ci] = sum over taps and co of  window[place of the cell + place of (co, tap)] weight[co, tap][ci].
-// Each element is one chain of multiply-adds in an order that depends on the layer alone.
+// Each element is one chain of multiply-adds in an order that depends on the layer alone. Of bfloat16, pairs of
+// neighbours are multiplied where the processor has such products: a window is then there twice, once with the pairs
+// that begin at even places, once with those at odd ones, if any cell begins there.
 #include "cpu/windows.h"
 
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
+#include "cpu/bf16_products.h"
 #include "cpu/blocking.h"
 #include "cpu/cell_places.h"
 #include "cpu/packed_weights.h"
@@ -45,12 +48,17 @@ class GradInputFromWindows final : public Kernel {
     const std::int64_t taps = tiling_.all_taps();
     const std::int64_t width = problem.axes[2].kernel;
     run_ = window_.channels_inside() ? width * roles.source_channels : width;
+    pairs_ = std::is_same_v<E, BFloat16> && has_bf16_products();
     const std::int64_t lines = window_.channels_inside() ? 1 : roles.source_channels;
     for (std::int64_t channel = 0; channel < lines; ++channel) {
       for (std::int64_t t = 0; t < taps; t += width) {
-        offsets_.push_back(window_.place_of_tap(channel, tiling_.phases()[0].taps[t].tap));
+        const std::int64_t place = window_.place_of_tap(channel, tiling_.phases()[0].taps[t].tap);
+        offsets_.push_back(pairs_ ? place / 2 : place);
       }
     }
+    rounds_in_place_ = pairs_ && roles.target_strides[1] == 1;
+    cell_step_ = window_.place_of_cell(0, {0, 0, 1});
+    half_ = window_.size() / 2 + 1;
     stores_in_place_ = std::is_same_v<E, T> && roles.target_strides[1] == 1 && roles.target_channels % kMostLanes == 0;
     // Where a tile is whole images, all are the same.
     if (tiling_.shape().tiles_along == Triple{1, 1, 1}) whole_ = cells_of(tiling_.tile(0));
@@ -88,7 +96,7 @@ class GradInputFromWindows final : public Kernel {
   std::string describe() const override {
     return "windows, " + std::to_string(tiling_.tiles()) + " tiles of up to " + std::to_string(tiling_.longest()) +
            " cells, " + std::to_string(targets_) + " target channels, " + std::to_string(run_) +
-           " neighbours a step, " + target_name();
+           " neighbours a step, " + (pairs_ ? "pairs of bfloat16, " : "") + target_name();
   }
 
  private:
@@ -111,6 +119,31 @@ class GradInputFromWindows final : public Kernel {
 
   void pack(const E* weight, const TargetBlock& block, T* to) const {
     packed_.pack(weight, block, 0, roles_.source_channels, packed_.all_phases(), to);
+    if (!pairs_) return;
+    const MathOps<T>& math = math_ops<T>();
+    const std::int64_t panel = packed_.tile_along_targets(math, block.targets).vectors * math.lanes;
+    const auto runs = static_cast<std::int64_t>(offsets_.size());
+    for (std::int64_t row = 0; row < block.targets; row += panel) {
+      const std::int64_t width = panel_width(math, panel, block.targets, row);
+      for (std::int64_t run = 0; run < runs; ++run) {
+        if constexpr (std::is_same_v<T, float>) pair_rows(to + (row * runs + run * width) * run_, width, run_);
+      }
+    }
+  }
+
+  // Cells of a row of the tile, the first at `place` of the window.
+  void add_row(CellList& cells, std::int64_t place, std::int64_t c, std::int64_t c_step, std::int64_t count) const {
+    if (!pairs_) return cells.add(place, cell_step_, c, c_step, count);
+    if (cell_step_ % 2 == 0) return cells.add(place / 2, cell_step_ / 2, c, c_step, count);
+    cells.add(place / 2, cell_step_, c, 2 * c_step, ceil_div(count, 2));
+    cells.add(half_ + (place + cell_step_) / 2, cell_step_, c + c_step, 2 * c_step, count / 2);
+  }
+
+  // Elements as they are, and once more from the second one on where pairs begin at odd places.
+  void load_pairs(const Tile& tile, const BFloat16* grad, T* to) const {
+    auto* const even = reinterpret_cast<BFloat16*>(to);
+    window_.load(tile, grad, even, copy_elements);
+    if (cell_step_ % 2 != 0) std::copy_n(even + 1, window_.size() - 1, reinterpret_cast<BFloat16*>(to + half_));
   }
 
   // The cells of a tile that the same taps in depth and height reach, counted from its first one, and where the runs of
@@ -123,9 +156,9 @@ class GradInputFromWindows final : public Kernel {
   };
   std::vector<Reached> cells_of(const Tile& tile) const {
     std::vector<Reached> all;
-    const std::int64_t step = window_.place_of_cell(0, {0, 0, 1});
     CellPlaces to = CellPlaces::on_line(tiling_, round_up(targets_, kMostLanes));
-    if (stores_in_place_) to = CellPlaces::in_tensor({}, tiling_.phases()[0].lattice, roles_.target_strides);
+    if (stores_in_place_ || rounds_in_place_)
+      to = CellPlaces::in_tensor({}, tiling_.phases()[0].lattice, roles_.target_strides);
     for (std::int64_t image = 0; image < tile.images; ++image) {
       for (std::int64_t d = 0; d < tile.count[0]; ++d) {
         for (std::int64_t h = 0; h < tile.count[1]; ++h) {
@@ -133,8 +166,8 @@ class GradInputFromWindows final : public Kernel {
                                    window_.taps_of_cell(1, tile.begin[1] + h)};
           auto same = std::ranges::find(all, taps, &Reached::taps);
           if (same == all.end()) same = all.insert(all.end(), reached_by(taps));
-          same->cells.add(window_.place_of_cell(image, {d, h, 0}), step, to.of({image, {d, h, 0}, 2, 1, {}}),
-                          to.step[2], tile.count[2]);
+          add_row(same->cells, window_.place_of_cell(image, {d, h, 0}), to.of({image, {d, h, 0}, 2, 1, {}}), to.step[2],
+                  tile.count[2]);
         }
       }
     }
@@ -159,18 +192,27 @@ class GradInputFromWindows final : public Kernel {
     thread_local Memory memory;
     const MathOps<T>& math = math_ops<T>();
     const Tile tile = tiling_.tile(index);
-    T* const window = memory.window.get(window_.size());
-    window_.load(tile, grad + block.group * roles_.source_channels * roles_.source_strides[1], window);
+    T* const window = memory.window.get(std::max(window_.size(), 2 * half_));
+    const E* const from = grad + block.group * roles_.source_channels * roles_.source_strides[1];
+    if constexpr (std::is_same_v<E, BFloat16>) {
+      if (pairs_) load_pairs(tile, from, window);
+    }
+    if (!pairs_) window_.load(tile, from, window);
     const std::int64_t target = roles_.first_target(block.group, block.first);
     MultiplyCells<T> job;
     job.a = window;
-    job.depth = run_;
+    job.depth = pairs_ ? ceil_div(run_, 2) : run_;
+    job.torn = pairs_ && run_ % 2 != 0;
     Results<T> results;
+    const CellPlaces places = CellPlaces::in_tensor(tile, tiling_.phases()[0].lattice, roles_.target_strides);
     if constexpr (std::is_same_v<E, T>) {
-      const CellPlaces places = CellPlaces::in_tensor(tile, tiling_.phases()[0].lattice, roles_.target_strides);
       if (stores_in_place_) job.c = input + target + places.of({});
     }
-    if (!stores_in_place_) {
+    if constexpr (std::is_same_v<E, BFloat16>) {
+      if (rounds_in_place_) job.rounded = input + target + places.of({});
+      job.columns = block.targets;
+    }
+    if (!stores_in_place_ && !rounds_in_place_) {
       results.cells_are_columns = false;
       results.row_size = round_up(targets_, kMostLanes);
       results.phase_size = results.row_size * tile.length;
@@ -184,9 +226,16 @@ class GradInputFromWindows final : public Kernel {
       job.offsets = reached.offsets.data();
       job.places = reached.places.data();
       job.parts = std::ssize(reached.places);
-      reached.cells.multiply(math, size, block.targets, Panels<T>{weights, std::ssize(offsets_) * run_}, job);
+      const Panels<T> panels{weights, std::ssize(offsets_) * run_};
+      if constexpr (std::is_same_v<T, float>) {
+        if (pairs_) {
+          reached.cells.multiply_by(bf16_cells(), math, size, block.targets, panels, job);
+          continue;
+        }
+      }
+      reached.cells.multiply(math, size, block.targets, panels, job);
     }
-    if (!stores_in_place_) {
+    if (!stores_in_place_ && !rounds_in_place_) {
       const ResultStore<E, T> put(tiling_, problem_.input_sizes(), roles_.target_strides, nullptr, input);
       put(tile, target, block.targets, results);
     }
@@ -203,7 +252,11 @@ class GradInputFromWindows final : public Kernel {
   std::vector<std::int64_t> offsets_;  // of these runs in the window: [channel][tap in depth][tap in height]
   Triple kernel_{};
   bool stores_in_place_ = false;
-  std::vector<Reached> whole_;  // of a tile of whole images
+  bool pairs_ = false;            // of neighbours, bfloat16, are multiplied together
+  bool rounds_in_place_ = false;  // stores, of sums of pairs
+  std::int64_t cell_step_ = 0;    // from a cell to the next in the window
+  std::int64_t half_ = 0;         // words of pairs that begin at even places
+  std::vector<Reached> whole_;    // of a tile of whole images
   std::size_t workspace_bytes_ = 0;
 };
 

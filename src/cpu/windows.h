@@ -42,9 +42,10 @@ class Window {
       size_[a] = extent(a, shape.block[a]);
       output_[a] = axes_[a].output();
     }
-    steps_ = {size_[1] * size_[2] * cell, size_[2] * cell, cell};
+    const std::int64_t row = round_up(size_[2] * cell, 2);  // pairs of elements begin with it
+    steps_ = {size_[1] * row, row, cell};
     channel_step_ = inside_ ? 1 : size_[0] * steps_[0];
-    image_step_ = channels_ * size_[0] * size_[1] * size_[2];
+    image_step_ = (inside_ ? 1 : channels_) * size_[0] * steps_[0];
     images_ = shape.images;
     line_ = {shape.steps, shape.image_step};
   }
@@ -94,6 +95,12 @@ class Window {
   template <typename E, typename T>
   void load(const Tile& tile, const E* grad, T* to) const {
     const ElementOps<E, T>& ops = element_ops<E, T>();
+    load(tile, grad, to,
+         [&ops](const E* from, std::int64_t step, T* row, std::int64_t count) { ops.load(from, step, row, 1, count); });
+  }
+  // The same, where copy(from, step, to, count) moves what is there of a row.
+  template <typename E, typename T, typename Copy>
+  void load(const Tile& tile, const E* grad, T* to, const Copy& copy) const {
     Triple low{};  // low <= position < high of the box exist
     Triple high{};
     Triple first{};  // where position 0 stands in the tensor
@@ -114,14 +121,13 @@ class Window {
           for (std::int64_t h = 0; h < size_[1]; ++h) {
             T* const row = box + d * steps_[0] + h * steps_[1];
             if (d < low[0] || d >= high[0] || h < low[1] || h >= high[1]) {
-              std::fill_n(row, row_size, T{0});
+              std::fill_n(row, row_size, T{});
               continue;
             }
-            std::fill(row, row + low[2] * cell, T{0});
-            std::fill(row + high[2] * cell, row + row_size, T{0});
-            ops.load(
-                from + (first[0] + d) * strides_[2] + (first[1] + h) * strides_[3] + (first[2] + low[2]) * strides_[4],
-                inside_ ? 1 : strides_[4], row + low[2] * cell, 1, (high[2] - low[2]) * cell);
+            std::fill(row, row + low[2] * cell, T{});
+            std::fill(row + high[2] * cell, row + row_size, T{});
+            copy(from + (first[0] + d) * strides_[2] + (first[1] + h) * strides_[3] + (first[2] + low[2]) * strides_[4],
+                 inside_ ? 1 : strides_[4], row + low[2] * cell, (high[2] - low[2]) * cell);
           }
         }
       }
@@ -151,6 +157,15 @@ class Window {
   std::int64_t image_step_ = 0;
   Line line_;
 };
+
+// A row of a window of elements as they are.
+inline void copy_elements(const BFloat16* from, std::int64_t step, BFloat16* row, std::int64_t count) {
+  if (step == 1) {
+    std::copy_n(from, count, row);
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i) row[i] = from[i * step];
+}
 
 // Cells of a tile, no more than `most`, whose window takes up about `room` elements. Nothing where windows are not
 // worth holding (an enormous dilation) or empty, which does not depend on the batch.

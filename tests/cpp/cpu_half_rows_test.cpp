@@ -2,7 +2,10 @@
 // channels taken apart, groups read as pairs; against the reference, by every instruction set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
+#include <vector>
 
 #include "cases.h"
 #include "cpu/bf16_products.h"
@@ -124,11 +127,77 @@ TEST(HalfRows, GroupsThatFillAVector) {
   EXPECT_GE(pairs, cpu::has_bf16_products() ? count / 4 : 0);
 }
 
+// A few output channels, whose gradients are read from windows as pairs; images and rows of one cell among them.
+Problem layer_of_few_outputs(Random& random) {
+  Problem problem;
+  do {
+    problem = Problem{};
+    problem.rank = static_cast<int>(uniform(random, 1, 3));
+    problem.direction = chance(random, 0.5) ? Direction::grad_input : Direction::grad_weight;
+    problem.dtype = DType::bf16;
+    problem.batch = uniform(random, 1, 5);
+    problem.groups = chance(random, 0.8) ? 1 : 2;
+    problem.in_channels = problem.groups * uniform(random, 12, 70);
+    problem.out_channels = problem.groups * uniform(random, 1, 5);
+    for (int a = kSpatialAxes - problem.rank; a < kSpatialAxes; ++a) {
+      Axis& axis = problem.axes[a];
+      axis.input = uniform(random, 1, a == 0 ? 2 : a == 2 && chance(random, 0.3) ? 50 : 7);
+      axis.stride = uniform(random, 1, 3);
+      axis.kernel = uniform(random, a == 2 ? 2 : 1, a == 0 ? 2 : 7);
+      axis.dilation = chance(random, 0.8) ? 1 : 2;
+      axis.pad_begin = uniform(random, 0, axis.kernel - 1);
+      axis.pad_end = uniform(random, 0, axis.kernel - 1);
+      axis.output_padding = uniform(random, 0, axis.stride - 1);
+    }
+  } while (std::any_of(problem.axes.begin(), problem.axes.end(), [](const Axis& axis) { return axis.output() <= 0; }));
+  lay_out(problem, chance(random, 0.5));
+  return problem;
+}
+
+TEST(HalfRows, FewOutputs) {
+  Random random(45);
+  int pairs = 0;
+  const int count = test::cases(150);
+  test::check_random_problems(random, count, 1, layer_of_few_outputs, [&](const Problem& problem, Tensors& tensors) {
+    pairs += plan(problem, {}, "phases")->kernel->describe().find("pairs of bfloat16") != std::string::npos;
+    return check(problem, tensors);
+  });
+  EXPECT_GE(pairs, cpu::has_bf16_products() ? count / 2 : 0);
+}
+
+// An infinite number reaches the sums that read it, and no others: what is beside the last number of a row, or behind
+// the last cell of one, does not count.
+TEST(HalfRows, InfinityReachesWhatReadsIt) {
+  Random random(46);
+  for (int i = 0; i < test::cases(60); ++i) {
+    const Problem problem = layer_of_few_outputs(random);
+    const std::string text = plan(problem, {}, "phases")->kernel->describe();
+    if (text.find("windows") == std::string::npos && text.find("rows of taps") == std::string::npos) continue;
+    Tensors tensors(problem, random);
+    const Sizes& sizes = tensors.output.sizes;
+    std::int64_t place = 0;
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      place += uniform(random, 0, sizes[d] - 1) * tensors.output.strides[d];
+    }
+    tensors.output.set(place, INFINITY);
+    const auto finite = [&](const char* family) {
+      run_with_workspace(*plan(problem, {}, family), tensors.buffers());
+      std::vector<bool> all;
+      const Tensor& result = tensors.result(problem);
+      for_each_offset(result.sizes, result.strides,
+                      [&](std::int64_t offset) { all.push_back(std::isfinite(result.get(offset))); });
+      return all;
+    };
+    EXPECT_EQ(finite("reference"), finite("phases")) << to_string(problem) << ": " << text;
+  }
+}
+
 TEST(HalfRows, ThreadsChangeNothing) {
   Random random(44);
   for (int i = 0; i < test::cases(20); ++i) {
     expect_threads_change_nothing(layer_of_few_channels(random), "phases", random);
     expect_threads_change_nothing(layer_of_groups(random), "phases", random);
+    expect_threads_change_nothing(layer_of_few_outputs(random), "phases", random);
   }
 }
 
