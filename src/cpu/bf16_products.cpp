@@ -119,13 +119,14 @@ void multiply_pairs(const MultiplyCells<float>& job) {
   // Tall tiles have more addresses than the processor has registers: they are loaded for several k.
   constexpr bool kTall = kRows > kMostCells;
   constexpr int kSteps = kTall ? 4 : 1;
-  // Rows of cells that a tap further on are one cell further on are asked for once.
+  // Beside one vector, rows of cells that a tap further on are one cell further on are asked for once. Wider panels
+  // drive them out of the L1 cache.
   const std::int64_t depth = job.torn ? job.depth - 1 : job.depth;
   const std::int64_t step = kRows > 1 ? job.a_places[1] - job.a_places[0] : 0;
   for (std::int64_t p = 0; p < job.parts; ++p) {
     const std::int64_t moved = p == 0 ? 0 : job.offsets[p] - job.offsets[p - 1];
-    const int first_asked = moved != 0 && moved == step ? kRows - 1 : 0;
-    const int last_asked = moved != 0 && moved == -step ? 1 : kRows;
+    const int first_asked = kTall && moved != 0 && moved == step ? kRows - 1 : 0;
+    const int last_asked = kTall && moved != 0 && moved == -step ? 1 : kRows;
     const float* const part = job.a + job.offsets[p];
     const float* cells[kTall ? 1 : kRows];
     if constexpr (!kTall) {

@@ -8,7 +8,7 @@
 namespace tconv::cpu {
 namespace {
 
-constexpr std::int64_t kFewestTaps = 16;
+constexpr std::int64_t kFewestTaps = 32;  // fewer are widened faster, several channels at a time
 constexpr std::int64_t kMostTaps = 1024;
 constexpr std::int64_t kPiece = 64;  // taps that are transposed together
 constexpr std::int64_t kLanes = 16;
