@@ -173,13 +173,14 @@ void load_transposed(const Line& line, T* to, std::int64_t to_step, std::int64_t
       const std::int64_t length = std::min(kPiece, count - i);
       for (std::int64_t r = 0; r < valid; ++r) {
         const E* const from = line(c + r) + i;
-        std::int64_t j = 0;
+        [[maybe_unused]] std::int64_t j = 0;
 #if TCONV_CPU_MASKS_HALVES
         if constexpr (std::is_same_v<E, BFloat16>) {
           const hn::ScalableTag<T> tag;
-          for (; j < length; j += kLanes) {
-            hn::StoreU(load_some_widened(tag, from + j, std::min(kLanes, length - j)), tag, wide + r * kPiece + j);
-          }
+          T* const to_line = wide + r * kPiece;
+          for (; j + kLanes <= length; j += kLanes) hn::StoreU(load_widened(tag, from + j), tag, to_line + j);
+          if (j < length) hn::StoreU(load_some_widened(tag, from + j, length - j), tag, to_line + j);
+          continue;
         }
 #endif
         for (; j < length; ++j) wide[r * kPiece + j] = widen<E, T>(from[j]);
