@@ -83,6 +83,7 @@ class Runs {
   // Whether the positions 0 <= p < length of the line lie at equal distances in the tensor, all of them.
   bool is_one_run(std::int64_t length) const {
     if (count_ * static_cast<std::int64_t>(runs_.size()) != length || line_step_ != 1) return false;
+    if (!runs_.empty() && runs_.front().line != 0) return false;
     return std::all_of(runs_.begin(), runs_.end(), [this](const Run& run) {
       return run.tensor - runs_.front().tensor == (run.line - runs_.front().line) * tensor_step_;
     });

@@ -294,6 +294,23 @@ void leave_nan(const Problem& problem, Random& random) {
   run_with_workspace(*plan(problem, {}, "phases"), tensors.buffers());
 }
 
+// Padding as wide as the kernel: the first cells read nothing at all, also in tiles that are a cell shorter than
+// others.
+TEST(Phases, CellsThatReadNothing) {
+  Random random(33);
+  const Axis one{};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t width : {40, 97, 120, 121}) {
+      for (const std::int64_t kernel : {1, 2}) {
+        const Axis row{width, kernel, kernel, 1, kernel, kernel, 0};
+        const Problem problem = layer(Direction::grad_input, dtype, 1, {16, 128, 1}, {one, one, row});
+        leave_nan(problem, random);
+        check_new(problem, random);
+      }
+    }
+  }
+}
+
 // Gradients of weights that are summed over pairs of cells: rows of odd and even numbers of cells, at odd and even
 // distances, few or many channels.
 TEST(Phases, PairsOfCells) {
