@@ -84,9 +84,11 @@ class ColumnMap {
     std::int64_t place = 0;
   };
 
-  std::vector<Row> rows(std::int64_t begin, std::int64_t end) const {
+  // The list stays with the thread, for the next call.
+  const std::vector<Row>& rows(std::int64_t begin, std::int64_t end) const {
+    thread_local std::vector<Row> rows;
     const auto& [depth, height, width] = axes_;
-    std::vector<Row> rows;
+    rows.clear();
     for (std::int64_t column = begin; column < end && channels_inside_; column += rows.back().count) {
       const std::int64_t index = column / channels_;
       Row row;

@@ -26,7 +26,7 @@ void pack_panels_of_cells(const ColumnMap& map, const E* grad, std::int64_t firs
                           const ColumnRange& columns, std::int64_t panel, T* panels) {
   constexpr std::int64_t kMostCells = kMostVectors * kMostLanes;
   const MathOps<T>& math = math_ops<T>();
-  const auto rows = map.rows(columns.first, columns.end());
+  const auto& rows = map.rows(columns.first, columns.end());
   std::array<ColumnMap::Cell, kMostCells> places;
   std::array<std::int64_t, kMostCells> whole;  // where the taps of neighbours begin
   const std::int64_t step = map.step();
@@ -63,7 +63,7 @@ template <typename E, typename T>
 void pack_panels_of_columns(const ColumnMap& map, const E* grad, std::int64_t first_cell, std::int64_t cells,
                             const ColumnRange& columns, std::int64_t panel, T* panels) {
   const MathOps<T>& math = math_ops<T>();
-  const auto rows = map.rows(columns.first, columns.end());
+  const auto& rows = map.rows(columns.first, columns.end());
   for (std::int64_t i = 0; i < cells; ++i) {
     const ColumnMap::Cell cell = map.cell_at(first_cell + i);
     auto row = rows.begin();
@@ -90,7 +90,7 @@ void pack_panels_of_columns(const ColumnMap& map, const E* grad, std::int64_t fi
 template <typename T>
 void pack_rows_of_columns(const ColumnMap& map, const T* grad, std::int64_t first_cell, std::int64_t cells,
                           const ColumnRange& columns, std::int64_t row_size, T* packed) {
-  const auto rows = map.rows(columns.first, columns.end());
+  const auto& rows = map.rows(columns.first, columns.end());
   for (std::int64_t i = 0; i < cells; ++i) {
     T* const to = packed + i * row_size - columns.first;
     std::fill_n(packed + i * row_size, row_size, T{0});

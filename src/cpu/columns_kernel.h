@@ -172,7 +172,7 @@ class Columns final : public Kernel {
           const std::int64_t listed =
               std::max<std::int64_t>(kListed * problem_.axes[2].kernel / map_.taps(), 1) * map_.taps();
           for (std::int64_t first = column - begin; first < column - begin + count; first += listed) {
-            const auto rows = local.rows(first, std::min(first + listed, column - begin + count));
+            const auto& rows = local.rows(first, std::min(first + listed, column - begin + count));
             for (std::int64_t i = 0; i < cells; ++i) {
               const T* const from = tile + i * line_of(count) - (column - begin);
               local.for_each_piece(local.cell_at(cell + i - image * map_.image_cells()), rows,
