@@ -117,9 +117,9 @@ class DepthwiseFlat final : public Kernel {
   void run_channels(const Buffers& buffers, std::int64_t sample, std::int64_t channel, std::int64_t count,
                     bool past_caches, Memory& memory) const {
     const auto place = [&](const Strides& strides) { return sample * strides[0] + channel * strides[1]; };
+    if (memory.cleared_by != id_) memory.cleared_by = -1;  // should there be no memory
     T* const source = memory.source.get(held_ * line_);
     if (memory.cleared_by != id_) {
-      memory.cleared_by = -1;  // should anything fail
       std::fill_n(source, held_ * line_, T{0});
       memory.cleared_by = id_;
     }

@@ -142,9 +142,9 @@ class DepthwiseFlatGradients final : public Kernel {
                const Execution& execution) const {
     for_each_task(execution, ceil_div(channels(), block_), [&](std::int64_t task) {
       thread_local Memory memory;
+      if (memory.cleared_by != id_) memory.cleared_by = -1;  // should there be no memory
       T* const lines = memory.grad.get(block_ * images_ * line_);
       if (memory.cleared_by != id_) {
-        memory.cleared_by = -1;  // should anything fail
         std::fill_n(lines, block_ * images_ * line_, T{0});
         memory.cleared_by = id_;
       }

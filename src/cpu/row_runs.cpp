@@ -28,7 +28,8 @@ namespace {
 constexpr std::int64_t kMostSources = 7;  // source channels
 constexpr std::int64_t kFewestTargets = 2 * kMostLanes;
 constexpr std::int64_t kLongestRow = std::int64_t{1} << 16;  // elements of a row of the source, with what surrounds it
-constexpr std::int64_t kMostCopied = std::int64_t{1} << 18;  // elements of the rows that one row of cells reads
+constexpr std::int64_t kMostCopied = std::int64_t{1} << 18;  // elements of the rows that a few rows of cells read
+constexpr std::int64_t kBandCopied = std::int64_t{1} << 16;  // the same of a band of more rows: in the L2 cache
 constexpr std::int64_t kMostTaps = std::int64_t{1} << 12;
 constexpr std::int64_t kFewestRows = 4;  // of cells, of a task, which have rows of the source in common
 constexpr std::int64_t kTasksWanted = 32;
@@ -96,7 +97,7 @@ class RowRuns final : public Kernel {
     const std::int64_t slices = problem.batch * std::ssize(depths_);
     const std::int64_t rows = axes_[1].cells;
     const std::int64_t bands = std::clamp<std::int64_t>(ceil_div(kTasksWanted, slices), 1, ceil_div(rows, kFewestRows));
-    band_ = ceil_div(rows, bands);
+    band_ = even_parts(rows, std::min(ceil_div(rows, bands), most_rows()));
     bands_ = ceil_div(rows, band_);
   }
   RowRuns(const RowRuns&) = delete;  // depths refer to the axes
@@ -134,6 +135,15 @@ class RowRuns final : public Kernel {
   }
 
  private:
+  // Of cells, of a band, whose rows of the source are copied.
+  std::int64_t most_rows() const {
+    const CellAxis& heights = axes_[1];
+    std::size_t depths = 1;
+    for (const AxisTarget& target : axes_[0].targets) depths = std::max(depths, target.taps.size());
+    const std::int64_t positions = kBandCopied / (line_ * static_cast<std::int64_t>(depths));
+    return std::max((positions - heights.positions_of(1)) / heights.step + 1, kFewestRows);
+  }
+
   struct RowPhase {
     CellList cells;
     std::int64_t run = 0;  // elements that the taps of a kernel row read for a cell

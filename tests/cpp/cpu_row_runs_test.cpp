@@ -102,6 +102,23 @@ TEST(RowRuns, ThreadsAndTheBatchChangeNothing) {
   expect_sample_alone_is_the_same(small, "phases", 5, random);
 }
 
+// However many images there are, no task copies more of one than stays in the cache.
+TEST(RowRuns, BandsOfLargeImages) {
+  Random random(95);
+  Problem problem;
+  problem.batch = 33;
+  problem.in_channels = 7;
+  problem.out_channels = 32;
+  problem.axes[1] = {.input = 24, .kernel = 3, .pad_begin = 1, .pad_end = 1};
+  problem.axes[2] = {.input = 700, .kernel = 3, .pad_begin = 1, .pad_end = 1};
+  problem.input_strides = channels_last_strides(problem.input_sizes());
+  problem.weight_strides = channels_last_strides(problem.weight_sizes());
+  problem.output_strides = channels_last_strides(problem.output_sizes());
+  const std::string described = plan(problem, {}, "phases")->kernel->describe();
+  EXPECT_NE(described.find("3 bands of up to 8 rows"), std::string::npos) << described;
+  expect_sample_alone_is_the_same(problem, "phases", 31, random);
+}
+
 TEST(RowRuns, PastTheCaches) {
   Random random(94);
   for (const Direction direction : {Direction::forward, Direction::grad_input}) {
